@@ -1,8 +1,9 @@
-"""What makes the host wait for the device, capture in a CUDA graph, and the peak memory of a call."""
+"""What makes the host wait for the device, CUDA graphs and what stands in for them, and the peak memory of a call."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import warnings
@@ -12,11 +13,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 #: Operators whose result the host reads, or whose shape depends on values, so that it waits for the device.
 WAITING = frozenset(
-    "_local_scalar_dense bincount equal is_nonzero masked_select nonzero unique_dim _unique2".split()  # noqa: SIM905 - a list
+    "_local_scalar_dense allclose bincount equal is_nonzero masked_select nonzero unique_dim _unique2".split()  # noqa: SIM905 - a list
 )
 #: A tensor made from a number of the host: a copy from pageable memory.
 FROM_HOST = frozenset({"lift_fresh"})
@@ -31,8 +33,8 @@ def waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         kwargs: its arguments by name.
 
     """
-    picked = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
-    masked = any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in picked)
+    indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    masked = any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in indices)
     counted = name == "repeat_interleave" and kwargs.get("output_size") is None
     return name in WAITING or masked or counted
 
@@ -77,8 +79,8 @@ def host_waits(device: str, package: str = "") -> Iterator[list[str]]:
     seen: list[str] = []
 
     def note(text: str) -> None:
-        found = line_of(package) if package else text
-        seen.extend([found] if found else [])
+        line = line_of(package) if package else text
+        seen.extend([line] if line else [])
 
     def show(message: object, *_: object, **__: object) -> None:
         if "called a synchronizing" in str(message):
@@ -102,8 +104,6 @@ def host_waits(device: str, package: str = "") -> Iterator[list[str]]:
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Let what stands in for a kernel run without gradients, and unseen by dispatch modes."""
-    from torch.utils._python_dispatch import _disable_current_modes  # noqa: PLC0415
-
     with torch.no_grad(), _disable_current_modes():
         yield
 
@@ -119,6 +119,52 @@ def graph_capture(mode: str = "global") -> Iterator[Callable[[], None]]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode=mode):
         yield graph.replay
+
+
+class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A CUDA graph where there is no GPU: the operators that are called while it is entered.
+
+    Attributes:
+        steps: what a replay calls: each operator again, in the memory that it used.
+
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Callable[[], None]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        _types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        self.steps.append(functools.partial(_call_again, func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        """Call the operators again."""
+        for step in self.steps:
+            step()
+
+
+def _call_again(func: torch._ops.OpOverload, args: Any, kwargs: Any, before: object) -> None:  # noqa: ANN401
+    with unseen():
+        after = func(*args, **kwargs)
+        for work in tree_leaves(after):
+            if hasattr(work, "wait"):  # for other ranks
+                work.wait()
+        for old, new in zip(buffers(before), buffers(after), strict=True):
+            if old.data_ptr() != new.data_ptr():
+                old.copy_(new)
+
+
+def buffers(values: object) -> list[torch.Tensor]:
+    """Return the tensors that hold values: those inside of a quantized tensor, and a plain one itself."""
+    tensors = [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
+    return [y for x in tensors for y in [z for z in vars(x).values() if isinstance(z, torch.Tensor)] or [x]]
 
 
 def peak_memory(call: Callable[[], Any]) -> int:

@@ -7,11 +7,11 @@ import math
 import torch
 
 
-def relative_error(found: torch.Tensor, reference: torch.Tensor) -> float:
+def relative_error(tensor: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the norm of the difference over the norm of the reference.
 
     Args:
-        found: of any shape and dtype.
+        tensor: of any shape and dtype.
         reference: of the same shape, usually float64.
 
     Returns:
@@ -22,10 +22,10 @@ def relative_error(found: torch.Tensor, reference: torch.Tensor) -> float:
         ValueError: the shapes differ.
 
     """
-    if found.shape != reference.shape:
-        raise ValueError(f"shape {tuple(found.shape)}, and the reference has {tuple(reference.shape)}")
+    if tensor.shape != reference.shape:
+        raise ValueError(f"shape {tuple(tensor.shape)}, and the reference has {tuple(reference.shape)}")
     exact = reference.detach().double()
-    difference = float(torch.linalg.vector_norm(found.detach().double().to(exact.device) - exact))
+    difference = float(torch.linalg.vector_norm(tensor.detach().double().to(exact.device) - exact))
     norm = float(torch.linalg.vector_norm(exact))
     if norm == 0.0:
         return difference if difference == 0.0 or math.isnan(difference) else math.inf

@@ -113,11 +113,9 @@ PER_HEAD = 0.25  # of one head's fp32 scores: a tensor of one byte for each
 FEWER, MORE, LENGTH, BATCH = 8, 24, 8192, 2  # heads, tokens and batch where memory is measured
 MEMORY = {
     "ends": {},
-    "default-each": {"bounds": "default", "sparse": True, "rows": "each"},
     "mask": {"bounds": "mask", "relu": False, "sparse": True},
-    "masks-row": {"bounds": "masks", "relu": False, "rows": "row"},
-    "keys": {"bounds": "keys", "sparse": True},
-    "rank": {"size": (LENGTH // 8, 8 * LENGTH), "rows": "row"},  # context parallelism: few rows, all keys
+    "keys": {"bounds": "keys", "sparse": True, "rows": "each"},
+    "rank": {"size": (LENGTH // 8, 8 * LENGTH), "bounds": "default", "rows": "row"},  # context parallelism: few rows
 }
 STEPS = {"4096": (2, 4096), "16384": (1, 16384)}  # batch, tokens
 # GiB that the release needs of a GPU, 8, 9, 13, 64, 72 and 105, with room for fragments: a smaller GPU leaves them out.
@@ -257,12 +255,13 @@ def topk_of(case, inputs, options):
     return call(dsa.fused_qk_topk_naive, use_relu=case.relu, index_topk=case.topk, **named)
 
 
-def loss_of(case, inputs, options, **given):
-    """Return the top-k and the loss; for given index_scores and topk_indices the loss that autograd differentiates."""
+def loss_of(case, inputs, options, **scores):
+    """Return the top-k and the loss; with index_scores and topk_indices, the loss that autograd differentiates."""
     group = types.SimpleNamespace(tp=types.SimpleNamespace(size=lambda: case.ranks))
-    named = {"mask": None, "softmax_scale": SCALE[case.numbers], "loss_coeff": case.coefficient, **options, **given}
+    named = {"mask": None, "softmax_scale": SCALE[case.numbers], "loss_coeff": case.coefficient, **options}
     named |= {"sparse_loss": case.sparse, "pg_collection": group, "calculate_per_token_loss": case.per_token}
-    if given:
+    if scores:
+        named |= scores
         return call(dsa.compute_dsa_indexer_loss, query=inputs["query"], key=inputs["key"], **named)
     return call(dsa.FusedDSAIndexerLoss, **inputs, topk=case.topk, use_relu=case.relu, **named)
 
@@ -274,22 +273,22 @@ def gradients(result, inputs, above=None, **options):
     assert result.requires_grad, "the result has no gradient"
     assert result.shape == above.shape, f"the result has shape {[*result.shape]}, promised was {[*above.shape]}"
     try:
-        found = torch.autograd.grad(result, [*leaves.values()], above, allow_unused=True, **options)
+        grads = torch.autograd.grad(result, [*leaves.values()], above, allow_unused=True, **options)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # changes in place, reentrant checkpoints: the graph is upstream's
         raise AssertionError(f"autograd refuses the graph: {error}") from error
-    return dict(zip(leaves, found, strict=True))
+    return dict(zip(leaves, grads, strict=True))
 
 
 def on_each_rank(case, run):
     """Return run(rank) of each rank. A first pass notes what a rank gives to all_reduce; a second adds the others'."""
-    ranks, given, results = range(case.ranks), [[] for _ in range(case.ranks)], []
+    ranks, reduced, results = range(case.ranks), [[] for _ in range(case.ranks)], []
     for rank in ranks if case.ranks > 1 else ():
-        with mock.patch.object(torch.distributed, "all_reduce", lambda x, n=rank, **_: given[n].append(x.clone())):
+        with mock.patch.object(torch.distributed, "all_reduce", lambda x, n=rank, **_: reduced[n].append(x.clone())):
             run(rank)
     for rank in ranks:
-        others = zip(*(given[other] for other in ranks if other != rank), strict=True)
+        others = zip(*(reduced[other] for other in ranks if other != rank), strict=True)
         with mock.patch.object(torch.distributed, "all_reduce", lambda x, o=others, **_: x.add_(sum(next(o)))):
             results.append(run(rank))
     return results
@@ -298,28 +297,28 @@ def on_each_rank(case, run):
 # What is compared.
 
 
-def assert_near(what, found, exact, tolerance=ROUNDINGS):
+def assert_near(what, tensor, exact, tolerance=ROUNDINGS):
     """Assert that a result is as near to float64 as fp32 and one rounding to its dtype allow."""
-    assert found is not None, f"{what}: none"
-    found, exact = found.detach().cpu(), exact.detach()
-    assert found.shape == exact.shape, f"{what}: shape {[*found.shape]}, promised was {[*exact.shape]}"
-    tolerance += relative_error(exact.to(found.dtype), exact)
+    assert tensor is not None, f"{what}: none"
+    tensor, exact = tensor.detach().cpu(), exact.detach()
+    assert tensor.shape == exact.shape, f"{what}: shape {[*tensor.shape]}, promised was {[*exact.shape]}"
+    tolerance += relative_error(exact.to(tensor.dtype), exact)
     zero = exact.norm() < 2.0**-40  # but for float64's own roundings
-    error = float(found.double().norm()) if zero else relative_error(found, exact)
+    error = float(tensor.double().norm()) if zero else relative_error(tensor, exact)
     assert error <= tolerance, f"{what}: relative error {error:.2e}, tolerance {tolerance:.2e}"
 
 
-def assert_gradients(case, found, exact):
+def assert_gradients(case, grads, exact):
     """Assert the gradients of q, weights and k: each of its input's dtype, and none of what is frozen."""
     for name, x in zip(LEAVES, exact, strict=True):
         if name != case.frozen:
-            assert_near(f"{case}, gradient of {name}", found[name], x)
-            assert found[name].dtype == case.inputs[name].dtype, f"{case}, gradient of {name}: {found[name].dtype}"
+            assert_near(f"{case}, gradient of {name}", grads[name], x)
+            assert grads[name].dtype == case.inputs[name].dtype, f"{case}, gradient of {name}: {grads[name].dtype}"
 
 
-def assert_unchanged(case, given, copies):
+def assert_unchanged(case, tensors, copies):
     """Assert that a call left its inputs as they were."""
-    changed = [name for name, x in copies.items() if not torch.equal(given[name], x)]
+    changed = [name for name, x in copies.items() if not torch.equal(tensors[name], x)]
     assert not changed, f"{case}: the call overwrote {changed}"
 
 
@@ -334,10 +333,10 @@ def assert_topk(case, chosen):
     assert (chosen < sk).all(), f"{case}: a key of the top-k does not exist"
     assert torch.equal(chosen < 0, exact.isinf()), f"{case}: -1 stands elsewhere than after the keys that are seen"
     extended = torch.cat((masked, torch.full((b, sq, 1), DROP, dtype=masked.dtype)), -1)
-    found = extended.gather(-1, chosen.where(chosen >= 0, sk)).sort(-1, descending=True).values
-    assert torch.equal(found.isinf(), exact.isinf()), f"{case}: a key is chosen that must not be seen"
-    if found.numel() and case.chosen_among.any():
-        error = (found - exact).nan_to_num(0.0).abs().amax() / scores[case.chosen_among].abs().max().clamp_min(1e-30)
+    reached = extended.gather(-1, chosen.where(chosen >= 0, sk)).sort(-1, descending=True).values
+    assert torch.equal(reached.isinf(), exact.isinf()), f"{case}: a key is chosen that must not be seen"
+    if reached.numel() and case.chosen_among.any():
+        error = (reached - exact).nan_to_num(0.0).abs().amax() / scores[case.chosen_among].abs().max().clamp_min(1e-30)
         assert error <= ROUNDINGS, f"{case}: scores of the top-k off by {error:.2e} of the largest"
 
 
@@ -350,7 +349,7 @@ def assert_scores(case):
     assert plain.dtype == torch.float32, f"{case}: scores of {plain.dtype}"
     assert (plain[~seen] == DROP).all(), f"{case}: a key that must not be seen has a score"
     above = torch.randn(seen.shape, **case.made).where(seen, 0.0)
-    found = gradients(scores, inputs, above.to(DEVICE))
+    grads = gradients(scores, inputs, above.to(DEVICE))
     with torch.no_grad():
         again, chosen_again = topk_of(case, inputs, options)
     leaves = exact_inputs(case)
@@ -361,7 +360,7 @@ def assert_scores(case):
     assert_unchanged(case, inputs | options, copies)
     assert torch.equal(again, scores), f"{case}: a second call gives other scores"
     assert case.numbers == "whole" or torch.equal(chosen_again, chosen), f"{case}: a second call gives another top-k"
-    assert_gradients(case, found, torch.autograd.grad(exact, leaves, above.double()))
+    assert_gradients(case, grads, torch.autograd.grad(exact, leaves, above.double()))
 
 
 def assert_loss(case):
@@ -372,20 +371,20 @@ def assert_loss(case):
         inputs, options, copies = case.on_device(rank)
         chosen, loss = loss_of(case, inputs, options)
         twice = case.ranks == 1 and max(case.size) <= max(FACTORS["size"][1])
-        found = gradients(loss, inputs, above, retain_graph=twice)
+        grads = gradients(loss, inputs, above, retain_graph=twice)
         for name, x in gradients(loss, inputs, above).items() if twice else ():
-            same = found[name] is not None and x is not None and torch.equal(found[name], x)
+            same = grads[name] is not None and x is not None and torch.equal(grads[name], x)
             assert same, f"{case}: a second backward gives another gradient of {name}"
         assert_unchanged(case, inputs | options, copies)
-        return chosen.cpu(), loss, found
+        return chosen.cpu(), loss, grads
 
-    for chosen, loss, found in on_each_rank(case, run):
+    for chosen, loss, grads in on_each_rank(case, run):
         assert_topk(case, chosen)
         leaves = exact_inputs(case)
         exact = exact_loss(case, chosen, exact_scores(case, *leaves))
         if case.bounds not in ("bias", "biases"):  # which upstream's forward adds twice to the indexer's scores
             assert_near(f"{case}, loss", loss, exact)
-        assert_gradients(case, found, torch.autograd.grad(exact, leaves, above.cpu().double()))
+        assert_gradients(case, grads, torch.autograd.grad(exact, leaves, above.cpu().double()))
 
 
 def assert_autograd(case):
@@ -401,14 +400,14 @@ def assert_autograd(case):
     own = leaves["scores"] if case.bounds in ("ends", "keys") else leaves["scores"] + 0
     loss = loss_of(case, leaves, options, index_scores=own, topk_indices=chosen)
     above = torch.tensor(case.above, device=DEVICE)
-    found = gradients(loss, leaves, above)
+    grads = gradients(loss, leaves, above)
     exact = {name: x.detach().cpu().double().requires_grad_() for name, x in leaves.items()}
     reference = exact_loss(case, chosen.cpu(), *exact.values())
     assert_near(f"{case}, loss", loss, reference)
     assert_unchanged(case, inputs | options | leaves, copies)
     for name, x in zip(exact, torch.autograd.grad(reference, [*exact.values()], above.cpu().double()), strict=True):
-        assert_near(f"{case}, gradient of {name}", found[name], x)
-        assert found[name].dtype == leaves[name].dtype, f"{case}, gradient of {name}: {found[name].dtype}"
+        assert_near(f"{case}, gradient of {name}", grads[name], x)
+        assert grads[name].dtype == leaves[name].dtype, f"{case}, gradient of {name}: {grads[name].dtype}"
 
 
 ASSERTIONS = {"scores": assert_scores, "loss": assert_loss, "autograd": assert_autograd}
@@ -423,10 +422,10 @@ def live_bytes():
 
 def test_training_after_inference_is_right_and_no_call_leaves_tensors():  # the first: nothing has been left before it
     cases = [Case(6, **factors) for factors in USUAL_CASES]
-    given = [(case, *case.on_device()[:2]) for case in cases]
+    calls = [(case, *case.on_device()[:2]) for case in cases]
     before = live_bytes()
     with torch.inference_mode():
-        for arguments in given:
+        for arguments in calls:
             topk_of(*arguments)
             loss_of(*arguments)
     kept = live_bytes() - before
@@ -465,8 +464,8 @@ def test_values_do_not_depend_on_the_default_dtype(dtype):
 
 def test_topk_of_no_keys_is_empty():
     case = Case(3, size=(7, 0), batch=2, bounds="default", heads=3)
-    found = [(x.dtype, [*x.shape]) for x in topk_of(case, *case.on_device()[:2])]
-    assert found == [(torch.float32, [2, 7, 0]), (torch.int64, [2, 7, 0])]
+    results = [(x.dtype, [*x.shape]) for x in topk_of(case, *case.on_device()[:2])]
+    assert results == [(torch.float32, [2, 7, 0]), (torch.int64, [2, 7, 0])]
 
 
 def test_scores_under_autocast_are_float32():
@@ -505,13 +504,13 @@ def test_second_derivatives_are_right():
     chosen, loss = loss_of(case, inputs, options)
     first = gradients(loss, inputs, create_graph=True)
     assert all(x is not None for x in first.values()), "no gradient"
-    found = gradients(sum(x.square().sum() for x in first.values()), inputs)
+    grads = gradients(sum(x.square().sum() for x in first.values()), inputs)
     leaves = exact_inputs(case)
     exact = exact_loss(case, chosen.cpu(), exact_scores(case, *leaves))
     first = torch.autograd.grad(exact, leaves, create_graph=True)
     second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
     for name, x in zip(LEAVES, second, strict=True):
-        assert_near(f"gradient of {name}", found[name], x)
+        assert_near(f"gradient of {name}", grads[name], x)
 
 
 @pytest.mark.parametrize("way", ["offloaded", "reentrant", "checkpoint"])
@@ -522,16 +521,16 @@ def test_loss_is_the_same_where_saved_tensors_are_offloaded_or_made_again(way):
     def results(run):
         inputs, options, _ = case.on_device()
         leaves = [inputs[name] for name in LEAVES]
-        loss = run(lambda *given: loss_of(case, inputs | dict(zip(LEAVES, given, strict=True)), options)[1], *leaves)
+        loss = run(lambda *new: loss_of(case, inputs | dict(zip(LEAVES, new, strict=True)), options)[1], *leaves)
         loss.backward()
         return [loss, *(x.grad for x in leaves)]
 
     plain = results(lambda call, *leaves: call(*leaves))
     with offloaded() if way == "offloaded" else contextlib.nullcontext([1]) as asked:
         again = functools.partial(checkpoint, use_reentrant=way == "reentrant")
-        found = results((lambda call, *leaves: call(*leaves)) if way == "offloaded" else again)
+        remade = results((lambda call, *leaves: call(*leaves)) if way == "offloaded" else again)
     assert max(asked) == 1, f"saved tensors are asked for {max(asked)} times"
-    for name, x, y in zip(("loss", *LEAVES), found, plain, strict=True):
+    for name, x, y in zip(("loss", *LEAVES), remade, plain, strict=True):
         assert_near(name, x, y.cpu())
 
 
@@ -590,13 +589,13 @@ class Meter(TorchDispatchMode):
 
 def memory_of(case):
     """Return peak and largest tensor of the top-k, the loss and its backward, and what each of them keeps."""
-    found, inputs = {}, {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
+    memory, inputs = {}, {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
 
     def measured(part, run):
         before = meter.peak = meter.now
         meter.largest = 0
         result = run()
-        found.update({part: meter.peak - before, f"{part}.largest": meter.largest, f"{part}.kept": meter.now - before})
+        memory.update({part: meter.peak - before, f"{part}.largest": meter.largest, f"{part}.kept": meter.now - before})
         return result
 
     with Meter() as meter:
@@ -606,7 +605,7 @@ def memory_of(case):
         _, loss = measured("forward", lambda: loss_of(case, inputs, case.options))
         results = measured("backward", lambda: gradients(loss, inputs))
     assert all(x is not None for x in results.values()), "no gradient"
-    return found
+    return memory
 
 
 def long_case(how, device="meta", **factors):
@@ -623,49 +622,47 @@ def realistic_case(name, how, device, topk):
 
 
 @functools.cache
-def growth(how, heads_of):
-    """Return by how much of one head's scores the peaks grow with a head of the indexer, or of the attention."""
-    few, many = (memory_of(long_case(how, **{heads_of: n})) for n in (FEWER, MORE))
-    return {part: (many[part] - few[part]) / (4 * BATCH * LENGTH * LENGTH) / (MORE - FEWER) for part in few}
+def memory_of_heads(how, heads, attention):
+    """Return what a long case needs with so many heads, in units of one head's fp32 scores."""
+    needed = memory_of(long_case(how, heads=heads, attention=attention))
+    return {part: size / (4 * BATCH * LENGTH * LENGTH) for part, size in needed.items()}
 
 
 @pytest.mark.defect
 @pytest.mark.parametrize(
-    ("heads_of", "part"),
-    [
-        ("heads", "topk"), ("heads", "forward"), ("heads", "backward"),
-        ("attention", "forward"), ("attention", "backward"),
-    ],
-)  # fmt: skip
-def test_peak_memory_does_not_grow_with_heads(heads_of, part, figure):
-    grown = {how: growth(how, heads_of)[part] for how in MEMORY}
-    figure(f"{heads_of}.{part}.growth", max(grown.values()), "scores of a head")
-    wrong = {how: round(x, 3) for how, x in grown.items() if not x < PER_HEAD}
-    assert not wrong, f"the peak grows by {wrong} of one head's scores for each head, limit {PER_HEAD}"
+    "part", ["heads.topk", "heads.forward", "heads.backward", "attention.forward", "attention.backward"]
+)
+def test_peak_memory_does_not_grow_with_heads(part, figure):
+    more, name = part.split(".")
+    growth = {}
+    for how in MEMORY:
+        few, many = (memory_of_heads(how, **{"heads": 1, "attention": 1, more: count})[name] for count in (FEWER, MORE))
+        growth[how] = round((many - few) / (MORE - FEWER), 4)
+    figure(f"{part}.growth", max(growth.values()), "scores of a head")
+    assert all(x < PER_HEAD for x in growth.values()), f"each head adds {growth} of its scores, limit {PER_HEAD}"
 
 
-@pytest.mark.parametrize("how", MEMORY)
-def test_a_step_asks_for_no_value_of_a_tensor(how, figure):
+def test_a_step_asks_for_no_value_of_a_tensor(figure):
     """On device "meta" there is none to ask for; on a GPU the host would wait for it."""
-    case = realistic_case("4096", how, "meta", 256)
-    found, unit = memory_of(case), 4 * case.batch * case.size[0] * case.size[1] * case.heads
-    for part in ("topk", "forward", "backward") if how == "ends" else ():
-        figure(f"{part}.peak", found[part] / unit, "units")
-        figure(f"{part}.largest", found[f"{part}.largest"] / unit, "units")
+    case = realistic_case("4096", "ends", "meta", 256)
+    needed, unit = memory_of(case), 4 * case.batch * case.size[0] * case.size[1] * case.heads
+    for part in ("topk", "forward", "backward"):
+        figure(f"{part}.peak", needed[part] / unit, "units")
+        figure(f"{part}.largest", needed[f"{part}.largest"] / unit, "units")
 
 
 def test_few_rows_need_what_these_rows_need():
     """17 query rows, fewer than a fix may take at a time: 8 times the scores of all heads at most; the release: 4.4."""
-    found = memory_of(long_case("default-each", size=(17, LENGTH), heads=MORE, attention=MORE))
+    needed = memory_of(long_case("ends", size=(17, LENGTH), heads=MORE, attention=MORE))
     for part in ("topk", "forward", "backward"):
-        need = found[part] / (4 * BATCH * 17 * LENGTH * MORE)
-        assert need < 8.0, f"{part} needs {need:.1f} times the scores of all heads for these rows, limit 8"
+        times = needed[part] / (4 * BATCH * 17 * LENGTH * MORE)
+        assert times < 8.0, f"{part} needs {times:.1f} times the scores of all heads for these rows, limit 8"
 
 
 @pytest.mark.parametrize("how", MEMORY)
 def test_forward_keeps_nothing_made_of_scores_for_backward(how):
     """The release keeps a sixteenth of fp32 [batch, queries, keys], the top-k; the limit is a quarter."""
-    kept = memory_of(long_case(how, heads=FEWER, attention=FEWER))["forward.kept"] / (4 * BATCH * LENGTH * LENGTH)
+    kept = memory_of_heads(how, heads=FEWER, attention=1)["forward.kept"]
     assert kept < 0.25, f"{kept:.3f} of fp32 [batch, queries, keys] is kept, limit 0.25"
 
 

@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 TOKENS, HEADS, DEVICE = 8192, 16, "cuda" if torch.cuda.is_available() else "meta"
-ONE_RANK = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1))
 
 
 class Sizes(TorchDispatchMode):
@@ -29,23 +28,21 @@ class Sizes(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, _types, args=(), kwargs=None):
         result = operator(*args, **(kwargs or {}))
-        self.seen = [*getattr(self, "seen", []), *(x.nbytes / 2**30 for x in tree_leaves(result) if torch.is_tensor(x))]
+        sizes.extend(x.nbytes / 2**30 for x in tree_leaves(result) if torch.is_tensor(x))
         return result
 
 
-def largest_tensor(heads):
-    """Return the GiB of the largest tensor in a step: the top-k, the loss, and its backward."""
+largest = {}  # GiB, of a step: the top-k, the loss, and its backward
+for heads in (1, HEADS):
     shapes = (heads, 32), (heads,), (32,), (1, 32), (1, 32)  # q, weights and k of the indexer; query and key
     inputs = [torch.zeros(TOKENS, 1, *x, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for x in shapes]
-    with Sizes() as sizes:
-        dsa.FusedDSAIndexerLoss.apply(*inputs, 32**-0.5, 256, 1.0, None, False, ONE_RANK)[1].backward()
-    return max(sizes.seen)
-
-
-single, many = largest_tensor(1), largest_tensor(HEADS)
-print(f"largest tensor of a step: {many:.2f} GiB with {HEADS} heads, {single:.2f} GiB with 1 head; right: below 1 GiB")
-if not 0.25 <= single < 0.5:  # GiB, of the scores of one head in fp32
+    one_rank, sizes = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1)), []
+    with Sizes():
+        dsa.FusedDSAIndexerLoss.apply(*inputs, 32**-0.5, 256, 1.0, None, False, one_rank)[1].backward()
+    largest[heads] = max(sizes)
+print(f"largest tensor: {largest[HEADS]:.2f} GiB with {HEADS} heads, {largest[1]:.2f} GiB with 1; right: below 1 GiB")
+if not 0.25 <= largest[1] < 0.5:  # GiB, of the scores of one head in fp32
     sys.exit(print("UNSUPPORTED: with 1 head the largest tensor is not that head's scores") or 125)
-fixed = many < 1  # all heads' scores take 1 GiB even with a byte each
-print("FIX_VALIDATED" if fixed else "BUG_REPRODUCED")
-sys.exit(0 if fixed else 10)
+is_fixed = largest[HEADS] < 1  # all heads' scores take 1 GiB even with a byte each
+print("FIX_VALIDATED" if is_fixed else "BUG_REPRODUCED")
+sys.exit(0 if is_fixed else 10)
