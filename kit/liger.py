@@ -75,21 +75,19 @@ class Case(SimpleNamespace):
     """A value of each factor: the inputs, the call of the code under test, and its reference.
 
     Factors besides FACTORS are reduction, trained ("all", "nothing", one of NAMES, or "frozen " and one of them), way
-    (see `backward`), scales (of the incoming gradients), saved ("plain", "copied" or "copied at each use" by hooks)
-    and chunk_mem_const. An attribute may be set before it is first used.
+    (see `backward`), scales (of the incoming gradients) and saved ("plain", "copied" or "copied at each use" by hooks).
+    An attribute may be set before it is first used.
     """
 
     reduction, trained, way, saved = "mean", "all", "once", "plain"
     scales: tuple[float, ...] = (1.0, 1.0)
-    chunk_mem_const = 1
+    chunk_mem_const = 1  # the usual size of a chunk, which the reference asks for
 
     def __init__(self, **factors: Any) -> None:  # noqa: ANN401 - as many types as factors
         super().__init__(**{name: values[0] for name, values in FACTORS.items()} | factors)
         self.BT, self.H, self.V = self.shape
         self.autocast = self.dtype == "autocast"
         self.torch_dtype = torch.bfloat16 if self.autocast else getattr(torch, self.dtype)
-        if self.entry == "module":
-            self.chunk_mem_const = 1  # it has no such argument
         names = NAMES if self.bias else NAMES[:2]  # without a bias, "bias" and "frozen bias" are "all"
         self.is_trained = [name for name in names if self.trained not in (f"frozen {name}", "nothing")]
         self.is_trained = [self.trained] if self.trained in names else self.is_trained
@@ -136,7 +134,6 @@ class Case(SimpleNamespace):
         """The options that are not at their default, by their public names."""
         options = {name: getattr(self, name) for name in OPTIONS if getattr(self, name) != FACTORS[name][0]}
         options |= {f"return_{name}": True for name in OUTPUTS[1:] if self.returns in (name, "all")}
-        options |= {"chunk_mem_const": self.chunk_mem_const} if self.chunk_mem_const != 1 else {}
         return options | ({} if self.ce_weight == "absent" else {"ce_weight": self.class_weights})
 
     def leaves(self) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """Every state of the bf16 optimizer is saved under the name of its own parameter, GTP's backfill included.
 
+With GTP, generalized tensor parallelism, a rank has a shard of a weight, and the backfill finds the shard's entry.
 Parameters are found in the model's state by identity. The backfill finds two kinds of GTP weight: an fp8 weight, whose
 entry is a dequantized copy with a link to it, and in_proj of a Mamba mixer, whose entry has the shards of all ranks.
 The optimizer, Adam, the backfill and the check of a checkpoint are real. GTP needs Transformer Engine and a GPU. Here
