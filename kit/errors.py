@@ -7,25 +7,16 @@ import math
 import torch
 
 
-def relative_error(found: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the norm of the difference over the norm of the reference.
+def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the Frobenius norm of the difference over that of the reference, computed in float64.
 
-    Args:
-        found: of any shape and dtype.
-        reference: of the same shape, usually float64.
-
-    Returns:
-        The quotient of the two Frobenius norms, computed in float64: 0.0 where both tensors are zero, infinity where
-        the reference alone is, and nan where one of them is not finite.
-
-    Raises:
-        ValueError: the shapes differ.
-
+    It is 0.0 where both tensors are zero, infinity where the reference alone is, and nan where one is not finite.
+    ValueError: the shapes differ.
     """
-    if found.shape != reference.shape:
-        raise ValueError(f"shape {tuple(found.shape)}, and the reference has {tuple(reference.shape)}")
+    if value.shape != reference.shape:
+        raise ValueError(f"shape {tuple(value.shape)}, and the reference has {tuple(reference.shape)}")
     exact = reference.detach().double()
-    difference = float(torch.linalg.vector_norm(found.detach().double().to(exact.device) - exact))
+    difference = float(torch.linalg.vector_norm(value.detach().double().to(exact.device) - exact))
     norm = float(torch.linalg.vector_norm(exact))
     if norm == 0.0:
         return difference if difference == 0.0 or math.isnan(difference) else math.inf
