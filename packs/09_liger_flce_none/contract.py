@@ -115,7 +115,6 @@ def param(*words, **factors):
     return pytest.param(case, id="-".join(words).replace(" ", "-"), marks=role(case))
 
 
-VALID = {"weights": "valid"}
 WEIGHTED = {
     "mask": {"weights": "mask"},
     "random frozen weight": {"weights": "random", "trained": "frozen weight", "bias": False},
@@ -127,7 +126,7 @@ WEIGHTED = {
 }
 
 
-@pytest.mark.parametrize("case", [param("fp32", name, **FORMS["fp32"] | x) for name, x in WEIGHTED.items()])
+@pytest.mark.parametrize("case", [param("fp32", name, **x) for name, x in WEIGHTED.items()])
 def test_each_token_has_its_own_weight(case):
     case.reference.check(*case.run())
 
@@ -155,8 +154,9 @@ def test_reduced_loss_keeps_its_bits(form, reduction, weights, output):
 @pytest.mark.control
 @pytest.mark.parametrize("form", FORMS)
 def test_workaround_is_exact_for_the_mask_of_valid_labels_and_for_no_other(form, figure):
-    mean, case, mask = (make(**FORMS[form], **x) for x in ({"reduction": "mean"}, VALID, WEIGHTED["mask"]))
-    mean.rows, valid, mask = case.rows.sum().expand(mean.BT), case.reference, mask.reference
+    mean, mask = make(**FORMS[form], reduction="mean"), make(**FORMS[form], weights="mask").reference
+    case = make(**FORMS[form], weights="valid")
+    mean.rows, valid = case.rows.sum().expand(mean.BT), case.reference
     outputs, [(_, gradients)] = mean.run()
     valid.close("loss", outputs["loss"] * mean.rows[0], valid.right["loss"].sum(), valid.tolerance("loss"))
     for name, x in gradients.items():
