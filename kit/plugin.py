@@ -206,7 +206,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def recorder(pytestconfig: pytest.Config) -> Recorder:
     """Return what keeps figures, outputs and claims."""
-    recorder: Recorder = pytestconfig.pluginmanager.get_plugin("reproducer-recorder")
+    recorder = pytestconfig.pluginmanager.get_plugin("reproducer-recorder")
+    assert isinstance(recorder, Recorder)  # noqa: S101 - pytest_configure registers it
     return recorder
 
 
