@@ -1,8 +1,4 @@
-"""Manners of autograd: what PyTorch lets a caller do with a loss, and what a differentiable function owes him.
-
-Its gradients are right in every way of `backward`. What it saves goes through hooks, once a backward. A change in place
-is refused or makes no difference. A freed graph keeps nothing alive.
-"""
+"""What PyTorch lets a caller do with a loss: hooks on what it saves, changes in place, graphs that are freed."""
 
 from __future__ import annotations
 
@@ -20,17 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kit.interpreter import called_from_interpreter
 
 Result = TypeVar("Result")
-Gradients = Sequence[torch.Tensor | None]
 
 #: What PyTorch says of a saved tensor that was changed in place before backward.
 CHANGED_IN_PLACE = "modified by an inplace operation"
-#: What PyTorch says of a second backward through a graph that was not retained.
-GRAPH_FREED = "backward through the graph a second time"
-#: What PyTorch says of second-order gradients that a function does not have.
-NO_SECOND_ORDER = ("does not require grad", "once_differentiable")
-
-#: How `backward` goes backward; each but the first two uses the graph more than once.
-WAYS = ("once", "retained once", "twice", "freed by the last", "each alone", "summed", "written into")
 
 
 def unless_refused(call: Callable[[], Result], *messages: str) -> Result | None:
@@ -41,54 +29,6 @@ def unless_refused(call: Callable[[], Result], *messages: str) -> Result | None:
         if not any(message in str(error) for message in messages):
             raise
         return None
-
-
-def backward(
-    loss: torch.Tensor, leaves: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], way: str
-) -> list[tuple[torch.Tensor, Gradients]]:
-    """Go backward in one of WAYS, with incoming gradients of the loss's shape.
-
-    "once", "retained once" and "each alone", one leaf at a time, use the first of them. "twice" uses all and retains
-    the graph to the end; "freed by the last" does not. "summed" accumulates the first and the last in the leaves'
-    `grad`. "written into" sets the first results to 0 before the last backward.
-
-    Returns pairs of an incoming gradient and the leaves' gradients that belong to it, None where a leaf has none.
-    """
-
-    def grad(gradient: torch.Tensor, *, retain: bool, of: Sequence[torch.Tensor] = leaves) -> Gradients:
-        return torch.autograd.grad(loss, of, gradient, retain_graph=retain, allow_unused=True)
-
-    first, last = incoming[0], incoming[-1]
-    if way in ("once", "retained once"):
-        return [(first, grad(first, retain=way == "retained once"))]
-    if way in ("twice", "freed by the last"):
-        retained = [(each, grad(each, retain=True)) for each in incoming[:-1]]
-        return [*retained, (last, grad(last, retain=way == "twice"))]
-    if way == "each alone":
-        return [(first, [grad(first, retain=True, of=[leaf])[0] for leaf in leaves])]
-    if way == "summed":
-        for each, retain in ((first, True), (last, False)):
-            torch.autograd.backward(loss, each, retain_graph=retain)
-        return [(first.double() + last.double(), [leaf.grad for leaf in leaves])]
-    if way == "written into":
-        for gradient in grad(first, retain=True):
-            if gradient is not None:
-                gradient.zero_()
-        return [(last, grad(last, retain=False))]
-    raise ValueError(f"{way!r} is none of {', '.join(WAYS)}")
-
-
-def backward_into_leaves(
-    loss: torch.Tensor, leaves: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]
-) -> list[tuple[torch.Tensor, Gradients]]:
-    """Do what `backward` does "freed by the last", by way of `grad`: a reentrant checkpoint refuses autograd.grad."""
-    found: list[tuple[torch.Tensor, Gradients]] = []
-    for number, each in enumerate(incoming, 1):
-        for leaf in leaves:
-            leaf.grad = None
-        torch.autograd.backward(loss, each, retain_graph=number < len(incoming))
-        found.append((each, [leaf.grad for leaf in leaves]))
-    return found
 
 
 def copies_of_saved(*, at_each_use: bool = False) -> saved_tensors_hooks:
@@ -130,8 +70,8 @@ def weak_storages(tensors: Iterable[torch.Tensor]) -> list[Any]:
 def kept_alive(storages: Sequence[Any], seconds: float = 10.0) -> int:
     """Return how many of these storages somebody still holds, after at most this time."""
     gc.collect()  # Triton's interpreter keeps the arguments of a launch in a cycle of references
-    until = time.monotonic() + seconds  # on a GPU, the thread that ran the backward may lag behind this one
-    while not all(storage.expired() for storage in storages) and time.monotonic() < until:
+    end = time.monotonic() + seconds  # on a GPU, the thread that ran the backward may lag behind this one
+    while not all(storage.expired() for storage in storages) and time.monotonic() < end:
         time.sleep(0.01)
     return sum(not storage.expired() for storage in storages)
 
@@ -149,10 +89,10 @@ class NewTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         del types
         kwargs = kwargs or {}
-        old = {x.untyped_storage().data_ptr() for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
-        found = function(*args, **kwargs)
-        for x in found if isinstance(found, tuple | list) else (found,):
-            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in old:
+        inputs = {x.untyped_storage().data_ptr() for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
+        results = function(*args, **kwargs)
+        for x in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in inputs:
                 size = 0 if called_from_interpreter() else x.nbytes
                 self.total, self.largest = self.total + size, max(self.largest, size)
-        return found
+        return results

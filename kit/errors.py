@@ -8,19 +8,10 @@ import torch
 
 
 def relative_error(tensor: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the norm of the difference over the norm of the reference.
+    """Return the Frobenius norm of the difference over that of the reference, computed in float64.
 
-    Args:
-        tensor: of any shape and dtype.
-        reference: of the same shape, usually float64.
-
-    Returns:
-        The quotient of the two Frobenius norms, computed in float64: 0.0 where both tensors are zero, infinity where
-        the reference alone is, and nan where one of them is not finite.
-
-    Raises:
-        ValueError: the shapes differ.
-
+    It is 0.0 where both tensors are zero, infinity where the reference alone is, and nan where one is not finite.
+    ValueError: the shapes differ.
     """
     if tensor.shape != reference.shape:
         raise ValueError(f"shape {tuple(tensor.shape)}, and the reference has {tuple(reference.shape)}")

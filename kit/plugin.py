@@ -12,8 +12,8 @@ patch). Where the environment variable REPRODUCER_RESULTS names a file, the plug
     {"kind": "problem", "reason"}                           an error of the contract itself
     {"kind": "end", "status"}                               pytest's exit status, last
 
-Each line has a running number, so that a line that is lost or written twice is seen. Without the variable a contract
-is an ordinary pytest run, and its figures stand in the summary.
+Each line has a running number, so that a lost line is seen. Without the variable a contract is an ordinary pytest run,
+and its figures stand in the summary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import ctypes
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,9 @@ import pytest
 
 from kit.target import current_target
 
-ROLES = ("defect", "control")
-CONTRACT = "contract.py"
-#: Characters of a reason, which stands in a table.
-LONGEST_REASON = 400
-#: autograd refuses a gradient of the wrong shape, or the wrong number of them, in its own frames.
-REFUSED_BY_AUTOGRAD = "returned an in"
+ROLES = {"defect": "wrong while the bug is there", "control": "right with and without the patch"}
+LONGEST_REASON = 400  # characters, as a reason stands in a table
+REFUSED_BY_AUTOGRAD = "returned an in"  # its refusal of wrong gradients, which it raises in its own frames
 #: What a host lacks, wherever it is raised.
 HOST_FAULTS = (MemoryError, OSError)
 
@@ -63,23 +59,22 @@ class Recorder:
         self._stream.write(json.dumps({"number": self._number, "kind": kind, **fields}) + "\n")
         self._stream.flush()
 
-    def name(self, kind: str, name: str) -> None:
-        """Refuse a name that stands there already."""
+    def write_once(self, kind: str, name: str, **fields: object) -> None:
+        """Write a line whose name no line of this kind has."""
         if (kind, name) in self._names:
             raise ValueError(f"a second {kind} named {name!r}")
         self._names.add((kind, name))
+        self.write(kind, name=name, **fields)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        modules = {item.path: item.module for item in session.items if _is_contract(item)}  # type: ignore[attr-defined]
-        for module in modules.values():
-            target, evidence, device = current_target(), evidence_of(module), "cpu"
-            if not evidence:
-                continue  # nothing can be judged here
-            if target.executed:
-                import torch  # noqa: PLC0415 - it is here, since a GPU was seen
+        target, device = current_target(), "cpu"
+        if target.executed:
+            import torch  # noqa: PLC0415 - it is here, since a GPU was seen
 
-                device = torch.cuda.get_device_name()
+            device = torch.cuda.get_device_name()
+        modules = {item.path: item.module for item in _of_contracts(session.items)}
+        for evidence in filter(None, map(_evidence, modules.values())):
             self.write("target", target=target.name, evidence=evidence, device=device)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -88,7 +83,7 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._judged, self._seconds = None, 0.0
-        self.write("begin", name=name_of(nodeid))
+        self.write("begin", name=_name(nodeid))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -104,11 +99,11 @@ class Recorder:
                     report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {self._judged[1]}")
             except ContractError as error:
                 self._judged = (None, str(error))
-                self.write("problem", reason=f"{name_of(item.nodeid)}: {error}")
+                self.write("problem", reason=f"{_name(item.nodeid)}: {error}")
         if call.when == "teardown":
             ok, reason = self._judged or (True, "")
-            fields = {"name": name_of(item.nodeid), "role": role_of(item), "ok": ok, "reason": reason}
-            self.write("check", **fields, seconds=round(self._seconds, 3))
+            fields = {"role": _role(item), "ok": ok, "reason": reason, "seconds": round(self._seconds, 3)}
+            self.write("check", name=_name(item.nodeid), **fields)
         return report
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
@@ -126,13 +121,8 @@ class ContractError(Exception):
 def judged(error: BaseException, files: list[str]) -> tuple[bool | None, str]:
     """Say what an exception means for a check: wrong (False) or not judged (None), and why.
 
-    Args:
-        error: what a test, or a fixture of it, raised.
-        files: of the frames that it passed through.
-
-    Raises:
-        ContractError: neither the code under test nor the host is at fault.
-
+    `files` are those of the frames that it passed through. ContractError: neither the code under test nor the host is
+    at fault.
     """
     said = str(error).partition("\nassert ")[0]
     text = f"{type(error).__name__}: {said}"[:LONGEST_REASON]
@@ -142,7 +132,7 @@ def judged(error: BaseException, files: list[str]) -> tuple[bool | None, str]:
         return False, said[:LONGEST_REASON]
     if isinstance(error, HOST_FAULTS) or "out of memory" in str(error):
         return None, text
-    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] not in _modules():
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] not in _tested_modules():
         return None, text
     if REFUSED_BY_AUTOGRAD in str(error) or any(_is_tested(file) for file in files):
         return False, f"it raised {text}"
@@ -151,13 +141,13 @@ def judged(error: BaseException, files: list[str]) -> tuple[bool | None, str]:
     raise ContractError(text)
 
 
-def _modules() -> set[str]:
+def _tested_modules() -> set[str]:
     return set(filter(None, os.environ.get("REPRODUCER_MODULES", "").split(",")))
 
 
 def _is_tested(file: str) -> bool:
-    tree = os.environ.get("REPRODUCER_TREE", "")
-    return bool(tree) and os.path.realpath(file).startswith(os.path.realpath(tree) + os.sep)
+    tree = os.environ.get("REPRODUCER_TREE")
+    return bool(tree) and Path(file).resolve().is_relative_to(Path(str(tree)).resolve())
 
 
 def _last_line(text: str) -> str:
@@ -166,42 +156,39 @@ def _last_line(text: str) -> str:
     return (raised or lines or ["no reason"])[-1][:LONGEST_REASON]
 
 
-def _is_contract(item: pytest.Item) -> bool:
-    return item.path.name == CONTRACT
+def _of_contracts(items: list[pytest.Item]) -> list[Any]:
+    return [item for item in items if item.path.name == "contract.py"]
 
 
-def name_of(nodeid: str) -> str:
-    """Return a check's name: the test's, with its parameters."""
+def _name(nodeid: str) -> str:
     return nodeid.partition("::")[2]
 
 
-def role_of(item: pytest.Item) -> str:
-    """Return the mark of a test; a mark of the test or of its parameter stands before one of its module."""
-    own = [mark.name for mark in item.own_markers if mark.name in ROLES]
-    inherited = [mark.name for mark in item.iter_markers() if mark.name in ROLES]
-    roles = own or inherited
-    if len(set(roles)) != 1:
-        found = " and ".join(sorted(set(roles))) or "no mark"
-        raise pytest.UsageError(f"{item.nodeid} has {found}; it needs one of {', '.join(ROLES)}")
-    return roles[0]
+def _role(item: pytest.Item) -> str:
+    """Return the mark of a test; one of the test itself or of its parameter goes before one of its module."""
+    own = {mark.name for mark in item.own_markers} & ROLES.keys()
+    roles = own or {mark.name for mark in item.iter_markers()} & ROLES.keys()
+    if len(roles) != 1:
+        marks = " and ".join(sorted(roles)) or "no mark"
+        raise pytest.UsageError(f"{item.nodeid} has {marks}; it needs one of {', '.join(ROLES)}")
+    return roles.pop()
 
 
-def evidence_of(module: Any) -> str:  # noqa: ANN401 - a contract, which has no type
+def _evidence(module: Any) -> str:  # noqa: ANN401 - a contract, which has no type
     """Return how a contract sees the bug here; empty where it needs a GPU that is not here.
 
     EVIDENCE_WITHOUT_GPU of the contract is a word, or a word for each target.
     """
-    target = current_target()
-    if target.executed:
+    if current_target().executed:
         return "executed"
     stated = getattr(module, "EVIDENCE_WITHOUT_GPU", "")
-    return str(stated.get(target.name, "") if isinstance(stated, dict) else stated)
+    return str(stated.get(current_target().name, "") if isinstance(stated, dict) else stated)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks and the recorder."""
-    config.addinivalue_line("markers", "defect: wrong while the bug is there")
-    config.addinivalue_line("markers", "control: right with and without the patch")
+    for role, meaning in ROLES.items():
+        config.addinivalue_line("markers", f"{role}: {meaning}")
     file = os.environ.get("REPRODUCER_RESULTS")
     config.pluginmanager.register(Recorder(Path(file) if file else None), "reproducer-recorder")
 
@@ -209,20 +196,19 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse a test without a mark, and leave out a contract that needs another GPU."""
-    for item in items:
-        if _is_contract(item):
-            role_of(item)
-            if not evidence_of(item.module):  # type: ignore[attr-defined]
-                needed = current_target().name.replace("cpu", "any architecture")
-                item.add_marker(pytest.mark.skip(reason=f"needs a GPU of {needed}"))
+    for item in _of_contracts(items):
+        _role(item)
+        if not _evidence(item.module):
+            needed = current_target().name.replace("cpu", "any architecture")
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU of {needed}"))
 
 
 @pytest.fixture(scope="session")
 def recorder(pytestconfig: pytest.Config) -> Recorder:
     """Return what keeps figures, outputs and claims."""
-    found = pytestconfig.pluginmanager.get_plugin("reproducer-recorder")
-    assert isinstance(found, Recorder)  # noqa: S101 - pytest_configure registers it
-    return found
+    recorder = pytestconfig.pluginmanager.get_plugin("reproducer-recorder")
+    assert isinstance(recorder, Recorder)  # noqa: S101 - pytest_configure registers it
+    return recorder
 
 
 @pytest.fixture(scope="session")
@@ -230,9 +216,8 @@ def figure(recorder: Recorder) -> Callable[..., None]:
     """Return the function that records a measured value, with its name, unit and spread."""
 
     def record(name: str, value: object, unit: str = "1", spread: object = None) -> None:
-        recorder.name("figure", name)
+        recorder.write_once("figure", name, value=value, unit=unit, spread=spread)
         recorder.figures.append((name, value, unit))
-        recorder.write("figure", name=name, value=value, unit=unit, spread=spread)
 
     return record
 
@@ -245,11 +230,10 @@ def output(recorder: Recorder) -> Callable[..., None]:
     """
 
     def record(name: str, tensor: Any, must_match: bool = True) -> None:  # noqa: ANN401, FBT001, FBT002 - torch is not imported
-        recorder.name("output", name)
         data = tensor.detach().cpu().contiguous()
         sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
         fields = {"dtype": str(data.dtype), "shape": [*data.shape], "sha256": sha256}
-        recorder.write("output", name=name, **fields, must_match=must_match)
+        recorder.write_once("output", name, **fields, must_match=must_match)
 
     return record
 
@@ -257,10 +241,4 @@ def output(recorder: Recorder) -> Callable[..., None]:
 @pytest.fixture(scope="session")
 def claim(recorder: Recorder) -> Callable[[str], None]:
     """Return the function that records a claim, which is a word that pack.toml lists."""
-
-    def record(word: str) -> None:
-        if not re.fullmatch(r"[A-Z][A-Z0-9_]*", word):
-            raise ValueError(f"{word!r} is no claim: capitals, digits and _")
-        recorder.write("claim", word=word)
-
-    return record
+    return lambda word: recorder.write("claim", word=word)

@@ -32,10 +32,10 @@ for name, mask in (("equal weights", [1.0, 1.0, 1.0, 1.0]), ("first token masked
     reference = torch.nn.functional.cross_entropy(hidden.double() @ head.double().T, labels, reduction="none")
     expected = torch.autograd.grad((reference * weights).sum(), (hidden, head))
     losses = LigerFusedLinearCrossEntropyLoss(reduction="none")(head, hidden, labels)
-    found = torch.autograd.grad((losses * weights).sum(), (hidden, head))
-    for tensor, x, y in zip(("hidden", "head"), found, expected, strict=True):
+    gradients = torch.autograd.grad((losses * weights).sum(), (hidden, head))
+    for tensor, x, y in zip(("hidden", "head"), gradients, expected, strict=True):
         print(f"{name}: the gradient of {tensor} has norm {x.norm():.4f}, expected {y.norm():.4f}")
-    right[name] = all(torch.allclose(x, y, rtol=1e-3, atol=1e-5) for x, y in zip(found, expected, strict=True))
+    right[name] = all(torch.allclose(x, y, rtol=1e-3, atol=1e-5) for x, y in zip(gradients, expected, strict=True))
 
 if not right["equal weights"]:
     print("UNSUPPORTED: gradients of equal weights are wrong already")

@@ -1,8 +1,6 @@
 # /// script
 # requires-python = ">=3.12,<3.13"
-# dependencies = [
-#   "einops==0.8.1", "megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.3", "torch==2.13.0",
-# ]
+# dependencies = ["einops==0.8.1", "megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.3", "torch==2.13.0"]
 # ///
 """A bf16 model's Mamba heads decay at rates exp(A_log) that are off by up to 0.8 %: Float16Module rounds A_log and D.
 

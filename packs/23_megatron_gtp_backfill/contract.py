@@ -1,5 +1,6 @@
 """Every state of the bf16 optimizer is saved under the name of its own parameter, GTP's backfill included.
 
+With GTP, generalized tensor parallelism, a rank has a shard of a weight, and the backfill finds the shard's entry.
 Parameters are found in the model's state by identity. The backfill finds two kinds of GTP weight: an fp8 weight, whose
 entry is a dequantized copy with a link to it, and in_proj of a Mamba mixer, whose entry has the shards of all ranks.
 The optimizer, Adam, the backfill and the check of a checkpoint are real. GTP needs Transformer Engine and a GPU. Here
@@ -63,7 +64,7 @@ class Trained:
         self.initialised = []
         with OnHost():
             self.optimizer = Float16OptimizerWithFloat16Params(
-                self.adam, OptimizerConfig(lr=0.1, bf16=True), None, lambda *given: self.initialised.append(given)
+                self.adam, OptimizerConfig(lr=0.1, bf16=True), None, lambda *args: self.initialised.append(args)
             )
         self.mains = {name: getattr(x, "main_param", x) for name, x in self.params.items()}
 
@@ -83,8 +84,8 @@ def misnamed(trained, state):
     """Return the keys that are missing, or hold another parameter's value or a part of one."""
     entries, values = [x for x in tree_leaves(state) if isinstance(x, ShardedTensor)], trained.values()
     right = {(key, x.data_ptr(), tuple(x.shape), tuple(x.shape)) for key, x in values.items()}
-    found = [(x.key, x.data.data_ptr(), tuple(x.local_shape), tuple(x.global_shape)) for x in entries]
-    return sorted({row[0] for row in found if row not in right} | values.keys() - {row[0] for row in found})
+    saved = [(x.key, x.data.data_ptr(), tuple(x.local_shape), tuple(x.global_shape)) for x in entries]
+    return sorted({row[0] for row in saved if row not in right} | values.keys() - {row[0] for row in saved})
 
 
 def layouts(right, wrong):

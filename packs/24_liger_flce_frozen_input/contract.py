@@ -29,7 +29,6 @@ FACTORS = OPTIONS | {
     "reduction": ("mean", "sum"),
     "scales": ((1.0,), (2.0,), (-0.375,), (0.0,)),
     "trained": HEADS,
-    "chunk_mem_const": (1, 3),
 }
 make = functools.partial(Case, scales=(2.0,), trained="frozen input")
 reduced = pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -39,27 +38,26 @@ def cases():
     """Return the rows of a pairwise cover, each a defect unless no gradient is due."""
     for number, row in enumerate(covering(FACTORS)):
         words = "-".join(row[name] for name in ("reduction", "dtype", "trained", "entry")).replace(" ", "-")
-        every = "input" in Case(**row).is_trained  # without a bias, "bias" trains all
-        yield pytest.param(row, marks=pytest.mark.control if every else pytest.mark.defect, id=f"{number:02}-{words}")
+        is_right = "input" in Case(**row).is_trained  # without a bias, "bias" trains all
+        mark = pytest.mark.control if is_right else pytest.mark.defect
+        yield pytest.param(row, marks=mark, id=f"{number:02}-{words}")
 
 
 @pytest.mark.defect
 @pytest.mark.parametrize(
     ("form", "trained", "reduction"),
-    [
-        *itertools.product(["fp32"], HEADS, ["mean", "sum"]),
-        *(("bf16", "frozen input", "mean") for form in FORMS if form == "bf16"),
-    ],
+    [*itertools.product(["fp32"], HEADS, ["mean", "sum"]), *((form, "frozen input", "mean") for form in [*FORMS][1:])],
 )
 def test_head_on_a_frozen_input_gets_its_gradients(form, trained, reduction, figure):
     case = make(**FORMS[form], trained=trained, reduction=reduction)
-    outputs, gradients = case.run()
-    incoming, by_name = gradients[0]
+    outputs, pairs = case.run()
     if (form, trained, reduction) == ([*FORMS][-1], "frozen input", "mean"):
-        gradient, expected = by_name["weight"], case.reference.gradients(incoming)["weight"]
-        ratio = 0.0 if gradient is None else float(gradient.double().norm() / expected.norm())
-        figure("grad_weight_over_expected", ratio)
-    case.reference.check(outputs, gradients)
+        [(incoming, gradients)] = pairs
+        gradient, expected = gradients["weight"], case.reference.gradients(incoming)["weight"]
+        figure(
+            "grad_weight_over_expected", 0.0 if gradient is None else float(gradient.double().norm() / expected.norm())
+        )
+    case.reference.check(outputs, pairs)
 
 
 @pytest.mark.parametrize("row", [*cases()])
@@ -71,7 +69,7 @@ def test_each_two_options_together(row):
 @pytest.mark.defect
 @reduced
 def test_loss_scale_may_be_larger_than_any_number_of_fp16(reduction):
-    case = make(dtype="float16", shape=(13, 5, 45), ce_weight="given", reduction=reduction, scales=(65536.0,))
+    case = make(dtype="float16", ce_weight="given", reduction=reduction, scales=(65536.0,))
     case.class_weights /= 64 if reduction == "sum" else 1  # or a sum over the rows is too large for fp16
     case.reference.check(*case.run())
 
@@ -86,7 +84,7 @@ def test_ignored_labels_alone_give_gradients_of_zero(reduction):
 @pytest.mark.defect
 @pytest.mark.parametrize("way", ["twice", "freed by the last", "summed"])
 def test_later_backwards_give_the_same_gradients(way):
-    case = make(shape=(13, 5, 45), way=way, scales=(2.0, -0.7, 1.5))
+    case = make(way=way, scales=(2.0, -0.7, 1.5))
     case.reference.check(*case.run())
 
 
@@ -118,7 +116,7 @@ def test_function_takes_the_arguments_that_it_needs_alone(trained, bias):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("trained", ["all", "frozen weight", "input"])
 def test_trained_input_keeps_its_bits(trained, reduction, output):
-    make(shape=(13, 5, 45), trained=trained, reduction=reduction).check_bits(f"{trained}.{reduction}", output)
+    make(trained=trained, reduction=reduction).check_bits(f"{trained}.{reduction}", output)
 
 
 @pytest.mark.control
@@ -159,8 +157,8 @@ def test_gradients_with_a_graph_of_their_own(reduction):
     leaves = case.leaves()
     loss = case.forward(leaves)["loss"]
     trained = [leaves[name] for name in case.is_trained]
-    found = torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)
-    case.reference.check({"loss": loss}, [(case.incoming(), dict(zip(case.is_trained, found, strict=True)))])
+    gradients = torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)
+    case.reference.check({"loss": loss}, [(case.incoming(), dict(zip(case.is_trained, gradients, strict=True)))])
 
 
 @pytest.mark.control
@@ -177,5 +175,5 @@ def test_gradients_with_a_graph_of_their_own(reduction):
 )
 def test_step_makes_at_most_so_many_products(trained, mode, products):
     with mode():
-        count = make(shape=(8, 40, 80), trained=trained).products()
+        count = make(trained=trained).products()
     assert count <= products, f"{count} products of input and weight, expected {products}"
