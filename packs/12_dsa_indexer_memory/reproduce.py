@@ -42,7 +42,8 @@ for heads in (1, HEADS):
     largest[heads] = max(sizes)
 print(f"largest tensor: {largest[HEADS]:.2f} GiB with {HEADS} heads, {largest[1]:.2f} GiB with 1; right: below 1 GiB")
 if not 0.25 <= largest[1] < 0.5:  # GiB, of the scores of one head in fp32
-    sys.exit(print("UNSUPPORTED: with 1 head the largest tensor is not that head's scores") or 125)
+    print("UNSUPPORTED: with 1 head the largest tensor is not that head's scores")
+    sys.exit(125)
 is_fixed = largest[HEADS] < 1  # all heads' scores take 1 GiB even with a byte each
 print("FIX_VALIDATED" if is_fixed else "BUG_REPRODUCED")
 sys.exit(0 if is_fixed else 10)

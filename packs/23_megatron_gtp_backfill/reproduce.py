@@ -40,6 +40,7 @@ for dtype in (BF16, torch.float32):
     right[dtype] = names == NAMES
 
 if not right[BF16]:
-    sys.exit(print("UNSUPPORTED: the names are wrong without an fp32 parameter, too") or 125)
+    print("UNSUPPORTED: the names are wrong without an fp32 parameter, too")
+    sys.exit(125)
 print("FIX_VALIDATED" if right[torch.float32] else "BUG_REPRODUCED")
 sys.exit(0 if right[torch.float32] else 10)
