@@ -30,6 +30,22 @@ SHAPES = (
 COMMIT = "a35008a42531c62b976ae4cec3855d4383db0f3c"
 
 
+def example(torch, shape):
+    """Make query, key [S, 1, heads, dims], indices [1, S, K] of the past, -1 where there are too few, and dO."""
+    (latent, rope, heads), length, random = shape, contract.LENGTH, torch.Generator("cuda").manual_seed(7)
+    sizes = ((length, 1, heads, latent + rope), (length, 1, 1, latent + rope), (length, 1, heads, latent))
+    query, key, d_out = (torch.randn(*size, generator=random, device="cuda").bfloat16() for size in sizes)
+    weights = torch.rand(length, length, generator=random, device="cuda").tril().topk(contract.TOP_K)
+    return query, key, weights.indices.masked_fill(weights.values == 0, -1)[None], d_out
+
+
+def gathered(query, key, indices, scale, latent):
+    """Attend to the chosen rows alone, in the precision of query, for one batch."""
+    chosen, valid = key[:, 0, 0][indices[0].clamp(0)], indices[0, :, None] >= 0
+    scores = query[:, 0] @ chosen.mT * scale
+    return (scores.masked_fill(~valid, float("-inf")).softmax(-1) @ chosen[..., :latent])[:, None]
+
+
 def said(error):
     """Return an error's name and last line."""
     return f"{type(error).__name__}: {['', *str(error).strip().splitlines()][-1]}"
@@ -38,8 +54,8 @@ def said(error):
 def launched(torch, shape):
     """Launch both kernels through their interfaces; return the errors of what they give, or what they raise."""
     forward, backward = (importlib.import_module(f"sparse_mla_{way}") for way in ("fwd", "bwd"))
-    inputs = contract.example(shape, contract.LENGTH)
-    exact = contract.trained(contract.gathered, [x.double() if x.is_floating_point() else x for x in inputs])
+    inputs = example(torch, shape)
+    exact = contract.trained(gathered, [x.double() if x.is_floating_point() else x for x in inputs])
     turned = (inputs[place].transpose(0, 1) for place in (0, 1, 3))
     query, key, d_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x) for x in turned)  # own strides
     later = inputs[2].masked_fill(inputs[2] < 0, key.shape[1] - 1)  # the example has no -1; it masks what comes later
