@@ -84,7 +84,7 @@ class Reference:
     def rounded(self) -> dict[str, torch.Tensor]:
         """The same of eager PyTorch in the case's dtype, which accumulates gradients over the chunks of the kernel."""
         case = self.case
-        step = 1 << (-(-case.BT // -(-case.V // (case.chunk_mem_const * case.H))) - 1).bit_length()  # rows of a chunk
+        step = 1 << (-(-case.BT // -(-case.V // case.H)) - 1).bit_length()  # rows of a chunk
         leaves, incoming = {name: x.clone().requires_grad_() for name, x in case.inputs.items()}, case.incoming()
         gradients, losses = {name: torch.zeros_like(x) for name, x in leaves.items()}, []
         for rows in (slice(start, start + step) for start in range(0, case.BT, step)):

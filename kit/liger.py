@@ -81,7 +81,6 @@ class Case(SimpleNamespace):
 
     reduction, trained, way, saved = "mean", "all", "once", "plain"
     scales: tuple[float, ...] = (1.0, 1.0)
-    chunk_mem_const = 1  # the usual size of a chunk, which the reference asks for
 
     def __init__(self, **factors: Any) -> None:  # noqa: ANN401 - as many types as factors
         super().__init__(**{name: values[0] for name, values in FACTORS.items()} | factors)
