@@ -145,6 +145,7 @@ EXACT = {  # in each token the first 64 splits reach 0: the same bits with the p
     "normal-ranks-four": Case(ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True, reduction="sum"),
     "zero-ranks-two-blocks": Case(spread=0.0, ranks=2, classes=4 * 65 * WIDTH, shape=(3,), reduction="mean"),
     "above-peak": Case((20.0, *(0.0,) * (130 * 1024 - 1)), classes=130 * 1024, shape=(1,), spread=0.0, width=1024),
+    "above-ignored": Case((150.0,), shape=(5,), labels="some ignored"),
     "above-ranks-two": Case((-400.0, 120.0), ranks=2, classes=1200),
     "above-ranks-two-default-bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16"),
     "one_split_above": Case((-150.0, -150.0, 5.0), classes=768),
