@@ -22,6 +22,8 @@ from harness.verdict import pack_verdict
 from harness.verdict.outcome import Outcome, outcome_of_error
 from harness.verdict.pack_verdict import Judgement
 
+#: The ends that each run of a cell needs, None for a lane that has not ended.
+Runs = list[list[LaneEnd | None]]
 #: The lanes of each cell by its name.
 Plan = dict[str, list[Task]]
 
@@ -55,6 +57,10 @@ def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Pla
     return account
 
 
+def _lacks_an_end(runs: Runs) -> bool:
+    return any(None in run for run in runs)
+
+
 @dataclass(frozen=True)
 class Settling:
     """Judges each cell once, by the ends of its lanes, and writes its receipt once."""
@@ -69,7 +75,7 @@ class Settling:
         if cell.name in results:
             return
         runs = self._runs(cell)
-        if not at_end and any(None in run for run in runs):
+        if not at_end and _lacks_an_end(runs):
             return
         try:
             outcome = self._judge(cell, runs)
@@ -80,9 +86,9 @@ class Settling:
 
     def missing(self, cell: Cell) -> bool:
         """Whether a run needs the end of a lane that has not ended."""
-        return any(None in run for run in self._runs(cell))
+        return _lacks_an_end(self._runs(cell))
 
-    def _runs(self, cell: Cell) -> list[list[LaneEnd | None]]:
+    def _runs(self, cell: Cell) -> Runs:
         """List the ends that each run needs. The second lane of a pair is needed only if the first shows the bug."""
         tasks, width, runs = self.account.planned[cell.name], len(cell.lanes), []
         for start in range(0, len(tasks), width):
@@ -91,7 +97,7 @@ class Settling:
             runs.append([first, *rest] if is_reproduced else [first])
         return runs
 
-    def _judge(self, cell: Cell, needed: list[list[LaneEnd | None]]) -> Outcome | None:
+    def _judge(self, cell: Cell, needed: Runs) -> Outcome | None:
         """Judge a cell by its complete runs; None if it has none."""
         if cell.evidence is None:
             return Outcome(cell, Judgement(cell.verdict, cell.reason))

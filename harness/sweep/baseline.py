@@ -89,9 +89,8 @@ def find(folder: Path | None, runs: Path, today: str) -> Baseline:
     newest = next((path for path, results in run_folder.finished(folder, today) if results.has_judged), None)
     if newest is None:
         return Baseline((), "the committed receipts: no earlier run judged anything")
-    older = run_folder.earlier(
-        folder, newest.name
-    )  # their results stay unread: a run that judged nothing has no receipt
+    # The results of older runs stay unread: a run that judged nothing has no receipt.
+    older = run_folder.earlier(folder, newest.name)
     return Baseline((newest, *older), f"the run {newest.name}{' and those before it' if older else ''}")
 
 
