@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -41,12 +41,13 @@ class Entry:
 
 def _entry(pack: Pack, target: str, best: Receipt | None) -> Entry:
     definition = pack.definition.targets.get(target)
-    entry = Entry(target, definition.verdict if definition else "", strength=strength.summary(pack, target, ""))
+    expected = definition.verdict if definition else ""
     if best is None:
-        return entry
+        return Entry(target, expected, strength=strength.summary(pack, target, ""))
     reasons = tuple(staleness.reasons(pack, best))
-    return replace(
-        entry,
+    return Entry(
+        target,
+        expected,
         verdict=best.verdict,
         evidence=best.evidence,
         state=STALE if reasons else FRESH if definition else NO_EXPECTATION,

@@ -5,6 +5,7 @@ Each line pins a version and the sha256 of its files. A URL is refused: the sour
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,9 @@ def _lines(text: str) -> Iterator[str]:
     yield from (line.strip() for line in re.sub(r"\\\s*\n", " ", uncommented).splitlines() if line.strip())
 
 
+_requirement = functools.cache(Requirement)  # packs pin the same packages
+
+
 def read(text: str) -> tuple[dict[str, Dependency], list[str]]:
     """Return the pins of a requirements file by package, and its errors, which quote no URL."""
     dependencies: dict[str, Dependency] = {}
@@ -67,7 +71,7 @@ def read(text: str) -> tuple[dict[str, Dependency], list[str]]:
         hashes = [match["digest"] for match in HASH.finditer(line) if match["kind"] == "sha256"]
         package = re.split(r"[^\w.-]", line)[0][:80]
         try:
-            requirement = Requirement(HASH.sub("", line).strip())
+            requirement = _requirement(HASH.sub("", line).strip())
             (clause,) = requirement.specifier
             pinned = clause.operator == "==" and "*" not in clause.version and requirement.url is None
         except ValueError:  # not a requirement, or not one clause
