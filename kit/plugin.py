@@ -110,6 +110,8 @@ class Recorder:
         self.write("end", status=int(exitstatus))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.figures:
+            terminalreporter.section("figures")
         for name, value, unit in self.figures:
             terminalreporter.write_line(f"{name} = {value} {unit}")
 

@@ -35,7 +35,7 @@ RAISED = 1
 RESULTS, LOADED = "results.jsonl", "loaded.jsonl"
 #: pytest as a contract sees it: no configuration, no plugin but the kit's, no cache in the pack.
 PYTEST = (
-    *("-m", "pytest", "-c", os.devnull, "--tb=short"),
+    *("-m", "pytest", "-c", os.devnull, "--tb=short", "-rN"),  # the results have the reasons that a summary repeats
     "--disable-warnings",  # their summary names files by a path that leads out of the tree
     *("-p", "kit.plugin", "-p", "no:cacheprovider", "--import-mode=importlib"),
 )

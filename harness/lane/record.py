@@ -37,10 +37,8 @@ class CheckLine:
     name: str
     role: Role
     ok: bool | None
-    measured: object = None
-    tolerance: object = None
-    unit: str = ""
     reason: str = ""
+    seconds: float = 0.0  # of its setup, call and teardown
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ class LaneRecord:
     outputs: tuple[OutputLine, ...] = ()  # likewise
     claims: tuple[str, ...] = ()  # likewise, each once
     waited: float = 0.0  # seconds of the wait until no other lane used its GPUs
-    script: str = ""  # the sentinel of reproduce.py; empty if an older runner recorded none
-    printed: str = ""  # its standard output, 4096 bytes at most; empty if an older runner recorded none
+    script: str = ""  # the sentinel of reproduce.py
+    printed: str = ""  # its standard output, 4096 bytes at most
 
     def figure(self, name: str) -> FigureLine | None:
         """Return a figure by its name; None if the lane has none of that name."""

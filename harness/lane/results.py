@@ -75,8 +75,6 @@ def _event(number: int, line: bytes) -> object:
         raise ValueError("its number is not the next one: a line is lost, or written twice")
     if kind not in KINDS:
         raise ValueError(f"its kind {str(kind)[:40]!r} is not known")
-    if kind == "check":
-        document.pop("seconds", None)
     name = document.get("name", "-")
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
         raise ValueError(f"{str(name)[:40]!r} is no name: 1 to {LONGEST_NAME} characters, all printable")

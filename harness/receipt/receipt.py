@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -17,9 +18,9 @@ from harness.lane.record import FigureLine, LaneRecord, LogRecord
 from harness.pack import forms, judges
 from harness.pack.model import Pack
 
-SCHEMA = 2
-#: Keys that only older receipts of this schema have, with null as their value.
-OBSOLETE_KEYS = ("acknowledged", "strength")
+SCHEMA = 3
+#: An object whose members are texts, numbers and truth values, as `json.dumps` writes it with an indent.
+FLAT_OBJECT = re.compile(r"\{\n(?P<members>(?: *\"[^\n]*[^\n\[{]\n)+) *\}")
 #: Characters of an error message, which may quote a receipt.
 LONGEST_MESSAGE = 1000
 #: The receipt of upstream's own tests, beside a pack's other receipts.
@@ -171,8 +172,9 @@ def hashed(path: Path) -> Hashed:
 
 
 def to_json(document: object) -> str:
-    """Write a document in the format of receipts."""
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """Write a document in the format of receipts: an object of texts, numbers and truth values stands on one line."""
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    return FLAT_OBJECT.sub(lambda match: "{" + re.sub(r"\n *", " ", match["members"].strip()) + "}", text) + "\n"
 
 
 def document_of(receipt: Receipt) -> dict[str, object]:
@@ -188,8 +190,8 @@ def parse(text: str | bytes, label: str, *, lanes: bool = True) -> Receipt:
     """
     try:
         document = strict_json.loads(text)
-        if isinstance(document, dict):
-            _remove_unread_keys(document, lanes=lanes)
+        if isinstance(document, dict) and not lanes:
+            _leave_lanes_out(document)
         receipt = structure.structure(document, Receipt)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
         raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: run the pack again") from None
@@ -204,12 +206,10 @@ def parse(text: str | bytes, label: str, *, lanes: bool = True) -> Receipt:
     return receipt
 
 
-def _remove_unread_keys(document: dict[str, Any], *, lanes: bool) -> None:
-    """Remove the obsolete keys, and with `lanes` false the lanes, whose names are checked."""
-    for key in [key for key in OBSOLETE_KEYS if document.get(key, "") is None]:
-        del document[key]
+def _leave_lanes_out(document: dict[str, Any]) -> None:
+    """Remove the lanes of a receipt, whose names are checked."""
     names = document.get("lanes")
-    if not lanes and isinstance(names, dict):
+    if isinstance(names, dict):
         errors = [f"lanes: {name[:40]!r} is no lane" for name in names if name not in list(words.LaneName)]
         if errors:
             raise structure.StructureError(errors)

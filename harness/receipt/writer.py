@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
-from harness.core.words import LaneName
+from harness.core.words import LaneName, LaneVerdict
 from harness.host.gpus import Gpu
 from harness.host.host import Host
 from harness.lane.record import LogRecord
@@ -28,6 +28,8 @@ from harness.verdict.outcome import Outcome
 #: The folders of a lane, with their random names under the cache.
 LANE_FOLDER = re.compile(r"\$CACHE/work/lane-[^/\s]+/content/(home|tmp|cwd)")
 LANE_NAMES = {"home": "$HOME", "tmp": "$TMP", "cwd": "$CWD"}
+#: pytest's tracebacks of failed checks, up to its next section.
+TRACEBACKS = re.compile(r"^=+ FAILURES =+\n.*?(?=^=+ .* =+$)", re.DOTALL | re.MULTILINE)
 
 
 def scrubber(
@@ -117,6 +119,11 @@ def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
     )
 
 
+def _shorten(log: str, verdict: LaneVerdict) -> str:
+    """Leave out the tracebacks of a lane that shows the bug: its receipt says why each check failed."""
+    return TRACEBACKS.sub("", log) if verdict == LaneVerdict.BUG_REPRODUCED else log
+
+
 @contextmanager
 def translate_disk_errors() -> Iterator[None]:
     """Raise HarnessError where a log cannot be read or a receipt cannot be written."""
@@ -146,7 +153,8 @@ def write(outcome: Outcome, cache: Cache, command: str, folder: Path, logs: Mapp
     The log's name holds its hash, and the receipt names the log: a reader finds the old pair or the new pair. Records
     and `logs` come scrubbed. Where another field looks private, PrivateTextError is raised and nothing is written.
     """
-    cell, text = outcome.cell, "\n".join(f"== {name} lane ==\n{log}" for name, log in logs.items())
+    cell = outcome.cell
+    text = "\n".join(f"== {name} lane ==\n{_shorten(log, outcome.lanes[name].verdict)}" for name, log in logs.items())
     name = f"{cell.target}.{cell.evidence}"
     digest = files.sha256_bytes(text.encode())
     log = LogRecord(f"{name}.{digest[:12]}.log", digest)

@@ -15,7 +15,6 @@ from pathlib import Path
 from harness.core import files, markdown
 from harness.core.errors import HarnessError
 from harness.core.words import ActionKind, LaneName, LaneVerdict, Verdict
-from harness.lane.record import CheckLine, FigureLine
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.receipt.figures import significant
@@ -158,24 +157,19 @@ def _placeholder_value(parts: Parts, form: str, argument: str | None) -> str:
     recorded = parts.receipts.get(prefix + target)
     if recorded is None:
         raise MissingError(f"no receipt for {prefix + target}")
-    if form in ("figure", "number", "check"):
-        return _measured_value(form, recorded, selector)
+    if form in ("figure", "number"):
+        return _figure_value(form, recorded, selector)
     raise MissingError("no placeholder of that form")
 
 
-def _measured_value(form: str, recorded: Receipt, selector: str) -> str:
+def _figure_value(form: str, recorded: Receipt, selector: str) -> str:
     name, _, lane = selector.partition(":")
-    record = recorded.lanes.get(lane or LaneName.PRISTINE)
-    lines = (record.checks if form == "check" else record.figures) if record else ()
-    line = next((line for line in lines if line.name == name), None)
-    if line is None:
-        raise MissingError(f"no such {form} in the {lane or 'pristine'} lane")
-    measured = line.value if isinstance(line, FigureLine) else line.measured
-    if isinstance(line, CheckLine) and measured is None:
-        measured = line.reason or None
-    unit = f" {line.unit}" if line.unit not in ("", "1") and form != "number" else ""
-    text = f"{significant(measured)}{unit}"
-    return markdown.code(text) if isinstance(measured, str) else text
+    figure = recorded.figure(name, lane or LaneName.PRISTINE)
+    if figure is None:
+        raise MissingError(f"no such figure in the {lane or 'pristine'} lane")
+    unit = f" {figure.unit}" if figure.unit not in ("", "1") and form == "figure" else ""
+    text = f"{significant(figure.value)}{unit}"
+    return markdown.code(text) if isinstance(figure.value, str) else text
 
 
 def _data_value(pack: Pack, form: str, argument: str) -> str:

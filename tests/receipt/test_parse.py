@@ -26,7 +26,7 @@ def test_what_a_receipt_lacks_is_told(key: str) -> None:
         receipt.parse(json.dumps({name: value for name, value in DOCUMENT.items() if name != key}), "toy.json")
 
 
-@pytest.mark.parametrize("schema", [1, 3, "2", True, None])
+@pytest.mark.parametrize("schema", [1, 2, "3", True, None])
 def test_a_schema_that_nobody_knows_is_told(schema: object) -> None:
     with pytest.raises(HarnessError, match=r"other\.json: schema: "):
         receipt.parse(json.dumps(DOCUMENT | {"schema": schema}), "other.json")
