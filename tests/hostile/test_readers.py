@@ -23,7 +23,7 @@ BEFORE = b"""{"number": 1, "kind": "target", "target": "cpu", "evidence": "trace
 {"number": 3, "kind": "check", "name": "test", "role": "control", "ok": true}
 """
 END = b'{"number": 4, "kind": "end", "status": 0}\n'
-CHECK = b'{"number": 4, "kind": "check", "name": "more", "role": "control", "ok": true, "measured": %s}\n'
+CHECK = b'{"number": 4, "kind": "check", "name": "more", "role": "control", "ok": true, "reason": %s}\n'
 FIGURE = b'{"number": 4, "kind": "figure", "name": %s, "value": %s}\n'
 OUTPUT = b'{"number": 4, "kind": "output", "name": "o", "dtype": "f", "shape": %s, "sha256": "x", "must_match": true}\n'
 
@@ -46,8 +46,8 @@ OUTPUT = b'{"number": 4, "kind": "output", "name": "o", "dtype": "f", "shape": %
         (b"50%\r" + CHECK % b"1", "not JSON"),
         (b"\xef\xbb\xbf" + CHECK % b"1", "not JSON"),
         (CHECK.replace(b'"ok"', b'"ok": false, "ok"') % b"1", "stands there twice"),
-        (CHECK % b"1", "a line is lost, or written twice"),
-        (CHECK.replace(b"4", b"5") % b"1", "a line is lost, or written twice"),
+        (CHECK % b'""', "a line is lost, or written twice"),
+        (CHECK.replace(b"4", b"5") % b'""', "a line is lost, or written twice"),
         (b'{"kind": "end", "status": 0}\n', "a line is lost, or written twice"),
         (b'{"number": 4, "kind": "verdict"}\n', "is not known"),
         (b"[4]\n", "it is no JSON object"),
