@@ -75,7 +75,7 @@ RECEIPTS: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "nothing": lambda _: b"",
     "half of it": lambda document: json.dumps(document).encode()[:500],
     "900 brackets": lambda _: b"[" * 900,
-    "5000 digits": lambda document: json.dumps(document).replace('"schema": 2', '"schema": 2' + "0" * 5000).encode(),
+    "5000 digits": lambda document: json.dumps(document).replace('"schema": 3', '"schema": 3' + "0" * 5000).encode(),
     "another type": lambda document: json.dumps(document | {"claims": "TEXT"}).encode(),
     "an infinity": lambda document: json.dumps(document).replace('"seconds": ', '"seconds": 1e999, "x": ', 1).encode(),
     "a log elsewhere": lambda document: json.dumps(
@@ -86,7 +86,7 @@ RECEIPTS: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "a lane that is none": lambda document: json.dumps(
         document | {"lanes": {"third": document["lanes"]["pristine"]}}
     ).encode(),
-    "a key twice": lambda document: json.dumps(document).replace("{", '{"schema": 2, ', 1).encode(),
+    "a key twice": lambda document: json.dumps(document).replace("{", '{"schema": 3, ', 1).encode(),
     "a verdict that is a list": lambda document: json.dumps(document | {"verdict": []}).encode(),
 }
 NAMES = {what: f"{900 + number}_hostile" for number, what in enumerate(RECEIPTS)}
