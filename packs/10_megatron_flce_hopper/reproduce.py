@@ -23,6 +23,7 @@ if device == "cpu":
     torch.mm = lambda x, y, out_dtype=None, **out: mm(x.to(out_dtype or x.dtype), y.to(out_dtype or y.dtype), **out)
     torch.cuda.is_available = lambda: True
     torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_name = lambda _device=None: "NVIDIA H100"
     torch.cuda.get_device_capability = lambda _device=None: (9, 0)
     torch.cuda.nvtx.range = lambda _name: contextlib.nullcontext()
 try:

@@ -1,15 +1,12 @@
 # /// script
 # requires-python = ">=3.12,<3.13"
-# dependencies = [
-#   "apache-tvm-ffi==0.1.9", "megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.0", "tilelang==0.1.8",
-#   "torch==2.11.0", "triton==3.6.0",
-# ]
+# dependencies = ["apache-tvm-ffi==0.1.9", "megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.0",
+#   "tilelang==0.1.8", "torch==2.11.0", "triton==3.6.0"]
 # ///
 """SparseMLA's bf16 dKV has a relative error of 2.3e-3; the exact gradient rounded once to bf16 has one of 1.7e-3.
 
-Flash attention in bf16 has the same error, so this is an option to measure, not a defect. It needs an NVIDIA GPU.
-Cause: tilelang_sparse_mla_bwd.py rounds P and dP to bf16 before the products dKV = dP^T Q + P^T dO. The patch's option
-adds the products of what is cut off. The output and dQ must be right.
+tilelang_sparse_mla_bwd.py rounds P and dP to bf16 before the products dKV = dP^T Q + P^T dO. The patch's option adds
+the products of what is cut off. Flash attention has the same error: it is no defect. It needs an NVIDIA GPU.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
@@ -18,10 +15,8 @@ adds the products of what is cut off. The output and dQ must be right.
 import os
 import sys
 
-import tilelang
 import torch
 
-tilelang.set_log_level("WARNING")
 if not torch.cuda.is_available():
     print("UNSUPPORTED: needs a GPU")
     sys.exit(125)
@@ -35,18 +30,16 @@ indices = torch.rand(1, 256, 1, 2048, device="cuda").topk(512).indices.int()
 out, _ = SparseMLA.apply(q.requires_grad_(), kv.requires_grad_(), indices, 1 / 24)
 dq, dkv = torch.autograd.grad(out, (q, kv), grad)
 
-# The same attention in float64, differentiated by autograd. The first 512 columns of a key are its value.
 q64, kv64 = (x.detach().double().requires_grad_() for x in (q, kv))
-chosen = kv64[0, indices[0, :, 0].long(), 0]  # [queries, top-k, 576]
+chosen = kv64[0, indices[0, :, 0].long(), 0]  # [queries, top-k, 576], of which the first 512 are the value
 out64 = (q64[0] @ chosen.mT / 24).softmax(-1) @ chosen[..., :512]
 dq64, dkv64 = torch.autograd.grad(out64, (q64, kv64), grad[0].double())
 
-pairs = (out[0].detach(), out64.detach()), (dq, dq64), (dkv, dkv64), (dkv64.bfloat16(), dkv64)
-of_out, of_dq, of_dkv, once = (float((result - exact).norm() / exact.norm()) for result, exact in pairs)
-print(f"relative error of dKV: {of_dkv:.3e}; of the exact dKV rounded once to bf16: {once:.3e}")
-if max(of_out, of_dq) > 2**-8:  # bf16 has 2^-9; both are rounded twice
-    print("UNSUPPORTED: the output or dQ is wrong, too")
+error, once = (float((x - dkv64).norm() / dkv64.norm()) for x in (dkv, dkv64.bfloat16()))
+print(f"relative error of dKV: {error:.3e}; of the exact dKV rounded once to bf16: {once:.3e}")
+if (dq - dq64).norm() > dq64.norm() / 2**8:  # bf16 has 2^-9; dQ is rounded twice
+    print("UNSUPPORTED: dQ is wrong, too")
     sys.exit(125)
-wrong = of_dkv > 1.2 * once  # the release: 1.4 times; with the option: 1.00
+wrong = error > 1.2 * once  # the release: 1.4 times; with the option: 1.00
 print("BUG_REPRODUCED" if wrong else "FIX_VALIDATED")
 sys.exit(10 if wrong else 0)
