@@ -10,8 +10,6 @@ No GPU is needed. A [16, 64] result is lowered. The check came with https://gith
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a built checkout with a fix (there is no patch here): exit status 0
 """
 
-import sys
-
 import tilelang
 import tilelang.language as T  # noqa: N812 - its usual name
 
@@ -20,13 +18,14 @@ def lower(keys):
     """Lower the maximum of each of 16 rows of K @ K.T to CUDA source; return "lowered", or why it is refused."""
 
     @T.prim_func
-    def main(K: T.Tensor((keys, 64), "bfloat16")):
+    def main(K: T.Tensor((keys, 64), "bfloat16"), M: T.Tensor((16,), "float32")):
         with T.Kernel(1, threads=256) as _:
             k, scores = T.alloc_shared((keys, 64), "bfloat16"), T.alloc_fragment((16, keys), "float32")
             largest = T.alloc_fragment((16,), "float32")
             T.copy(K, k)
             T.gemm(k[:16, :], k, scores, transpose_B=True, clear_accum=True)
             T.reduce_max(scores, largest, dim=1)
+            T.copy(largest, M)
 
     try:
         with tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}, host="c") as target:
@@ -40,6 +39,6 @@ narrow, wide = lower(64), lower(128)
 print(f"64 keys: {narrow} (right: lowered)\n128 keys: {wide} (right: lowered)")
 if narrow != "lowered":
     print("UNSUPPORTED: a reduction that 0.1.15 lowers is refused, too")
-    sys.exit(125)
+    raise SystemExit(125)
 print("FIX_VALIDATED" if wide == "lowered" else "BUG_REPRODUCED")
-sys.exit(0 if wide == "lowered" else 10)
+raise SystemExit(0 if wide == "lowered" else 10)
