@@ -2,7 +2,6 @@
 # requires-python = ">=3.11,<3.13"
 # dependencies = ["apache-tvm-ffi==0.1.9", "einops==0.8.2", "numpy==2.3.5", "tilelang==0.1.8", "torch==2.11.0"]
 # ///
-# mamba-ssm has no wheel, so it is not a dependency: PYTHONPATH=CHECKOUT is an unpacked sdist or a clone.
 """Mamba-3 MIMO's backward raises "G value of 2 is not currently supported!" for 2 groups of 8 heads.
 
 mamba_mimo_bwd_combined gets dQ and dK of each head from its kernels, and sums them over a group's heads only where
@@ -10,17 +9,16 @@ there is one group. The forward accepts every number that divides the heads. The
 comes after both kernels, so stand-ins for them will do: no GPU is needed. One group must be right.
 https://github.com/state-spaces/mamba/pull/967 has fixed the default branch; no release has it.
 
-    PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # the release, unpacked: BUG_REPRODUCED, exit status 10
+    PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # an unpacked sdist: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py                 # with the patch: FIX_VALIDATED, exit status 0
 """
 
-import importlib.util
 import sys
+from importlib.util import find_spec, module_from_spec
 
 import torch
 
-# The package's own __init__ imports compiled extensions, and this file needs none: leave the __init__ out.
-sys.modules["mamba_ssm"] = importlib.util.module_from_spec(importlib.util.find_spec("mamba_ssm"))
+sys.modules["mamba_ssm"] = module_from_spec(find_spec("mamba_ssm"))  # its __init__ needs compiled extensions
 from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_bwd
 
 B, S, R, H, N, P, chunk = 1, 64, 4, 8, 32, 64, 16

@@ -2,7 +2,6 @@
 # requires-python = ">=3.11,<3.13"
 # dependencies = ["apache-tvm-ffi==0.1.9", "einops==0.8.2", "numpy==2.3.5", "tilelang==0.1.8", "torch==2.11.0"]
 # ///
-# mamba-ssm has no wheel, so it is not a dependency: PYTHONPATH=CHECKOUT is an unpacked sdist or a clone.
 """With TMA on, tilelang 0.1.8 refuses both kernels of Mamba-3's MIMO backward: "Cannot detect TMA layout".
 
 mamba-ssm switches TMA and warp specialisation off in this file, so nobody meets the error today. With both on, the
@@ -10,19 +9,18 @@ copies of Q and K from global memory go into a rank-3 T.view of a shared buffer 
 lowers a swizzled copy to TMA for rank 2 only: that must work. This is bwd_fwd; bwd_bwd copies K the same way.
 https://github.com/tile-ai/tilelang/pull/2380 lifts the limit in later releases. No GPU and no nvcc are needed.
 
-    PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # the release, unpacked: BUG_REPRODUCED, exit status 10
+    PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # an unpacked sdist: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py                 # with the patch: FIX_VALIDATED, exit status 0
 """
 
-import importlib.util
 import re
 import sys
+from importlib.util import find_spec, module_from_spec
 
 import tilelang
 import tilelang.language as T  # noqa: N812 - its usual name
 
-# The package's own __init__ imports compiled extensions, and this file needs none: leave the __init__ out.
-sys.modules["mamba_ssm"] = importlib.util.module_from_spec(importlib.util.find_spec("mamba_ssm"))
+sys.modules["mamba_ssm"] = module_from_spec(find_spec("mamba_ssm"))  # its __init__ needs compiled extensions
 from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_bwd
 
 
