@@ -35,8 +35,10 @@ def waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """
     indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
     masked = any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in indices)
+    # A mask that takes one number of the host is filled, which needs no count of its elements.
+    filled = name.startswith("index_put") and args[2].numel() == 1 and args[2].device.type == "cpu"
     counted = name == "repeat_interleave" and kwargs.get("output_size") is None
-    return name in WAITING or masked or counted
+    return name in WAITING or (masked and not filled) or counted
 
 
 def line_of(package: str) -> str:
@@ -48,22 +50,22 @@ def line_of(package: str) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Note the operators for which the host waits, if all tensors lie on a GPU."""
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, calls note(operator, args, kwargs, result) after each operator, those of backward too."""
 
-    note: Callable[[str], None]
+    def __init__(self, note: Callable[[Any, tuple[Any, ...], dict[str, Any], object], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.note = note
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        _types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Any = None,  # noqa: ANN401
-    ) -> object:
-        name = func.overloadpacket.__name__
-        if name in FROM_HOST or waits(name, args, kwargs or {}):
-            self.note(str(func))
-        return func(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, operator: Any, _types: object, args: Any = (), kwargs: Any = None) -> object:  # noqa: ANN401
+        result = operator(*args, **(kwargs or {}))
+        self.note(operator, args, kwargs or {}, result)
+        return result
+
+
+def watching(note: Callable[[Any, tuple[Any, ...], object], None]) -> Watch:
+    """Return what calls note(operator, arguments, result) while it is entered, whether arguments have names or not."""
+    return Watch(lambda operator, args, kwargs, result: note(operator, (*args, *kwargs.values()), result))
 
 
 @contextlib.contextmanager
@@ -86,10 +88,13 @@ def host_waits(device: str, package: str = "") -> Iterator[list[str]]:
         if "called a synchronizing" in str(message):
             note(str(message))
 
+    def note_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _result: object) -> None:  # noqa: ANN401
+        name = operator.overloadpacket.__name__
+        if name in FROM_HOST or waits(name, args, kwargs):
+            note(str(operator))
+
     if device == "cpu":
-        watch = _Watch()  # type: ignore[no-untyped-call]
-        watch.note = note
-        with watch:
+        with Watch(note_operator):
             yield seen
         return
     with warnings.catch_warnings(), mock.patch("warnings.showwarning", show):
@@ -121,7 +126,7 @@ def graph_capture(mode: str = "global") -> Iterator[Callable[[], None]]:
         yield graph.replay
 
 
-class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RecordedGraph(Watch):  # type: ignore[no-untyped-call]
     """A CUDA graph where there is no GPU: the operators that are called while it is entered.
 
     Attributes:
@@ -130,19 +135,8 @@ class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(lambda *call: self.steps.append(functools.partial(_call_again, *call)))
         self.steps: list[Callable[[], None]] = []
-
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        _types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Any = None,  # noqa: ANN401
-    ) -> object:
-        result = func(*args, **(kwargs or {}))
-        self.steps.append(functools.partial(_call_again, func, args, kwargs or {}, result))
-        return result
 
     def replay(self) -> None:
         """Call the operators again."""
@@ -150,9 +144,9 @@ class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
             step()
 
 
-def _call_again(func: torch._ops.OpOverload, args: Any, kwargs: Any, before: object) -> None:  # noqa: ANN401
+def _call_again(operator: Any, args: Any, kwargs: Any, before: object) -> None:  # noqa: ANN401
     with unseen():
-        after = func(*args, **kwargs)
+        after = operator(*args, **kwargs)
         for work in tree_leaves(after):
             if hasattr(work, "wait"):  # for other ranks
                 work.wait()

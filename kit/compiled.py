@@ -36,8 +36,10 @@ def import_below(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _load(name: str, file: str) -> None:
-    """Load a contract under the name that it has in the parent, so that its classes can be unpickled."""
+def load_contract(name: str, file: str) -> None:
+    """Load a contract where it is not loaded, under its name in the parent, so that its classes can be unpickled."""
+    if name in sys.modules:
+        return
     for end in (place for place, letter in enumerate(name) if letter == "."):
         sys.modules.setdefault(name[:end], ModuleType(name[:end]))
     spec = importlib.util.spec_from_file_location(name, file)
@@ -68,7 +70,7 @@ def workers(name: str, **environment: str) -> Iterator[Callable[..., Callable[[]
     The contract is given by its __name__. submit returns a function that waits for the result; it raises AssertionError
     where the code under test raised, RuntimeError where the contract did. Arguments and results are pickled.
     """
-    with ProcessPoolExecutor(1, get_context("spawn"), _load, (name, str(sys.modules[name].__file__))) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), load_contract, (name, str(sys.modules[name].__file__))) as pool:
 
         def submit(function: str, *arguments: Any, **named: Any) -> Callable[[], Any]:
             with mock.patch.dict(os.environ, environment):  # to submit starts the process, which keeps it

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import kit
-from kit.compiled import _load
+from kit.compiled import load_contract
 
 T = typing.TypeVar("T")
 Untyped: typing.TypeAlias = typing.Any  # what tilelang or multiprocessing hands out
@@ -98,7 +98,7 @@ def in_processes(function: Callable[..., T], tasks: Sequence[tuple[object, ...]]
     torch, module = sys.modules.get("torch"), sys.modules[function.__module__]
     spawned = torch is not None and torch.cuda.is_initialized()
     context = multiprocessing.get_context("spawn" if spawned else "fork")
-    load = (_load, (module.__name__, str(module.__file__))) if spawned else ()  # the module may lie on no path
+    load = (load_contract, (module.__name__, str(module.__file__))) if spawned else ()  # the module may lie on no path
 
     def result(task: tuple[object, ...]) -> T:
         with concurrent.futures.ProcessPoolExecutor(1, context, *load) as pool:

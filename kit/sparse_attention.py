@@ -10,9 +10,10 @@ import copy
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import pytest
 import torch
 
 from kit.capture import unseen
@@ -38,6 +39,16 @@ def share_compiled_kernels() -> None:
     adapter, name = importlib.import_module("tilelang.jit.adapter.base").BaseKernelAdapter, "_legalize_result_idx"
     positive = getattr(adapter, name)
     setattr(adapter, name, lambda self, places: positive(self, copy.copy(places)))
+
+
+def marked(*values: object, name: str, control: bool) -> Any:  # noqa: ANN401 - of pytest
+    """Make a parameter set with its mark: what the release does right is a control."""
+    return pytest.param(*values, id=name, marks=pytest.mark.control if control else pytest.mark.defect)
+
+
+def name_of(values: Iterable[object]) -> str:
+    """Name a case, or a row of a table, by its values in their order."""
+    return "-".join("x".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values)
 
 
 def counted(indices: torch.Tensor, keys: int) -> torch.Tensor:

@@ -48,7 +48,7 @@ from kit.autograd import copies_of_saved, unless_refused, weak_storages
 from kit.capture import host_waits, peak_memory
 from kit.cuda_source import in_processes
 from kit.errors import relative_error
-from kit.sparse_attention import attend, counted, share_compiled_kernels, stand_in
+from kit.sparse_attention import attend, counted, marked, name_of, share_compiled_kernels, stand_in
 
 TARGET = current_target()
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
@@ -108,21 +108,11 @@ def example(kind, entry) -> Case:
     return Case(kind, entry, *SIZES, (1.0, 1.0), indices, frozen, bucket=None)
 
 
-def name_of(case) -> str:
-    """Name a case by its factors, in their order."""
-    return "-".join("x".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in case)
-
-
 def reaches(case) -> bool:
     """Say whether release 0.19.2 hands a wrapper of SparseMLA.apply to the kernel: not copied for padding."""
     whole = [not length % (case.bucket or 256) for length in case.lengths]
     wrapped = [kind != "bf16" for kind in KINDS[case.kind]]
     return case.entry == "apply" and case.batch > 1 and any(map(min, whole, wrapped))
-
-
-def marked(*values, name, control):
-    """Make a parameter set with its mark: what the release does right is a control."""
-    return pytest.param(*values, id=name, marks=pytest.mark.control if control else pytest.mark.defect)
 
 
 # How tensors are stored
@@ -166,15 +156,13 @@ def values(tensor):
 
 
 def wrap_fp4(tensors, x, fields):
-    """Quantize a bfloat16 tensor [..., D] into an NVFP4Tensor."""
-    whole, blocks = x.float().abs().amax(), x.float().view(-1, D // 16, 16)
-    scale = (blocks.abs().amax(-1) / 6 / (whole / (6 * 448))).to(torch.float8_e4m3fn)
-    scaled = blocks / (scale.float() * whole / (6 * 448))[..., None]
-    limits = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])  # half way between the values that E2M1 has
-    codes = (torch.bucketize(scaled.abs(), limits) + 8 * (scaled < 0)).to(torch.uint8).view(-1, 2)
-    fields |= {"rowwise_data": (codes[:, 0] + 16 * codes[:, 1]).view(*x.shape[:-1], D // 2), "columnwise_data": None}
-    fields |= {"rowwise_scale_inv": scale.view(torch.uint8), "columnwise_scale_inv": None, "quantizer": None}
-    fields |= {"amax_rowwise": whole.view(1), "amax_columnwise": None, "with_gemm_swizzled_scales": False}
+    """Fill an NVFP4Tensor with random values that are as large as those of a bfloat16 tensor [..., D]."""
+    random = torch.Generator().manual_seed(x.numel())  # query and key differ
+    data = torch.randint(256, (*x.shape[:-1], D // 2), generator=random, dtype=torch.uint8)
+    scale = torch.rand(x.numel() // D, D // 16, generator=random) + 0.5
+    fields |= {"rowwise_data": data, "columnwise_data": None, "columnwise_scale_inv": None, "quantizer": None}
+    fields |= {"rowwise_scale_inv": scale.to(torch.float8_e4m3fn).view(torch.uint8), "amax_columnwise": None}
+    fields |= {"amax_rowwise": (x.float().abs().mean() * 6 * 448 / 3).view(1), "with_gemm_swizzled_scales": False}
     return tensors.NVFP4Tensor(**fields, fp4_dtype=sys.modules["transformer_engine_torch"].DType.kFloat4E2M1)
 
 
@@ -414,26 +402,16 @@ def errors_of_gradients(found, wanted, name="gradient"):
     return {f"{name} {n}": fault(x, y, GRADIENT_ROUNDING) for n, (x, y) in enumerate(pairs)}
 
 
-class Outcome(NamedTuple):
-    """What a case gave: results, operands of the first kernel, what was kept, said, came back, and broke."""
-
-    case: Case
-    pair: list
-    results: list
-    operands: list
-    kept: list
-    told: list
-    gradients: list
-    broken: list
-
-
 def sizes_in_memory(tensors):
     """Return the bytes of the memory behind each tensor of a list, of which none is a wrapper."""
     return [x.untyped_storage().nbytes() for x in tensors]
 
 
-def run(lab, case, pair=None) -> Outcome:
-    """Run a case forward, and twice backward. What the code under test raises is not caught."""
+def run(lab, case, pair=None):
+    """Run a case forward, and twice backward; what the code under test raises is not caught.
+
+    Return results, operands of the first kernel, what was kept, said, came back, and broke.
+    """
     pair, kept, held, broken, gradients = pair or leaves(lab, case), [], [], [], []
     mine = [x.detach() for one in pair for x in storage(one)]
     before, sizes = [x.clone() for x in mine], sizes_in_memory(mine)
@@ -456,7 +434,9 @@ def run(lab, case, pair=None) -> Outcome:
         broken.append("the caller's memory was freed")
     elif not all(map(torch.equal, mine, before)):
         broken.append("the caller's tensors were altered")
-    return Outcome(case, pair, results, lab.launches[0] if lab.launches else [], kept, told, gradients, broken)
+    operands = lab.launches[0] if lab.launches else []
+    found = {"results": results, "operands": operands, "gradients": gradients}
+    return types.SimpleNamespace(case=case, pair=pair, kept=kept, told=told, broken=broken, **found)
 
 
 def assert_handed(outcome):
