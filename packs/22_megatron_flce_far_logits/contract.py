@@ -102,21 +102,14 @@ PEAK = (-130.0, *FAR * (130 * 1024 - 1))  # one logit above 133,119: a split of 
 DEFECTS = {
     "example": Case(FAR, classes=20, shape=(1,), spread=0.0),
     "mean": Case(FAR, reduction="mean", above=3.0),
-    "default_split": Case(FAR, classes=7001, shape=(9, 2), width=3072),
     "float16": Case(FAR, dtype="float16", reduction="mean", group=True),
-    "batch_two": Case(FAR, shape=(17, 2), labels="some ignored"),
     "tokens-33": Case(FAR, shape=(33,), reduction="mean", labels="some ignored", group=True),
-    "level-minus-131072-blocks": Case((-131072.0,), classes=128 * WIDTH, shape=(3,)),
     "level-minus-2_to_the_96": Case((-(2.0**96),), spread=0.0, shape=(17,)),
     "ignored-class": Case(FAR, labels="some ignored", reduction="mean", ignore_index=4),
-    "ignored-all-gradients": Case(FAR, labels="all ignored", reduction="sum"),
-    "splits-65": Case(FAR, classes=65 * WIDTH - 3, shape=(5,), reduction="mean"),
     "splits-300": Case(FAR, classes=300 * WIDTH, shape=(3,)),
-    "far_splits-rising": Case((-512.0, -300.0, -120.0), labels="first part"),
     "far_blocks-falling": Case((-120.0, -400.0), classes=128 * WIDTH, shape=(3,)),
     "far_blocks-rising": Case((-400.0, -120.0), classes=128 * WIDTH, shape=(3,)),
     "mixed-tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored", ignore_index=0),
-    "empty_split-first": Case((-math.inf, -150.0), labels="last part", classes=512),
     "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
     "ranks-two-peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
     "default_dtype-in_flight": Case(FAR, shape=(5,), default="bfloat16", in_flight=True),
@@ -125,40 +118,26 @@ DEFECTS = {
     ),
     "autocast-twice": Case(FAR, shape=(5,), labels="some ignored", autocast=True, twice=True),
     "ranks-two-autocast-twice": Case(FAR, ranks=2, shape=(5,), reduction="sum", autocast=True, twice=True),
-    "padding-nan": Case(FAR, shape=(5,), labels="some ignored", padding=math.nan),
     "ranks-two-padding-nan": Case(FAR, ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
-    "ranks-two-last": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="last part", ignore_index=7),
     "ranks-two-sequence": Case(FAR, ranks=2, classes=1200, shape=(6, 3), sequence_parallel=True),
-    "ranks-two-levels-rising": Case((-512.0, -120.0), ranks=2, classes=1200, labels="first part", reduction="sum"),
-    "ranks-two-crossed": Case((-120.0, -300.0, -300.0, -120.0), ranks=2, classes=4 * WIDTH),
-    "ranks-two-mixed": Case(FAR, ranks=2, classes=1200, signs=(1.0, 0.0, -1.0), labels="some ignored"),
     "ranks-two-deepest": Case((-(2.0**96),), ranks=2, classes=1200, spread=0.0, shape=(17,)),
-    "ranks-two-blocks": Case((-120.0, -400.0, -128.0, -136.0), ranks=2, classes=2 * 65 * WIDTH, shape=(3,)),
     "ranks-two-blocks-rising": Case((-400.0, -120.0) * 2, ranks=2, classes=4 * 65 * WIDTH, shape=(3,)),
-    "ranks-two-empty": Case((-math.inf, -150.0), ranks=2, classes=1200, labels="last part"),
     "ranks-four": Case((-131072.0,), ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True),
 }
 EXACT = {  # in each token the first 64 splits reach 0: the same bits with the patch as without
     "normal-mean": Case(reduction="mean", labels="some ignored", above=2.0),
-    "normal-default_split": Case(classes=7001, width=3072, shape=(5, 2)),
     "normal-splits-300": Case(classes=300 * WIDTH, shape=(3,)),
-    "normal-ranks-four": Case(ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True, reduction="sum"),
     "zero-ranks-two-blocks": Case(spread=0.0, ranks=2, classes=4 * 65 * WIDTH, shape=(3,), reduction="mean"),
     "above-peak": Case((20.0, *(0.0,) * (130 * 1024 - 1)), classes=130 * 1024, shape=(1,), spread=0.0, width=1024),
     "above-ignored": Case((150.0,), shape=(5,), labels="some ignored"),
-    "above-ranks-two": Case((-400.0, 120.0), ranks=2, classes=1200),
     "above-ranks-two-default-bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16"),
-    "one_split_above": Case((-150.0, -150.0, 5.0), classes=768),
-    "empty_split-normal": Case((0.0, -math.inf), classes=512, labels="first part"),
 }
 NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and what is nan, or has nan beside it
     "below-ranks-two-unlike": Case((-50.0, -300.0), ranks=2, shape=(5,), labels="some ignored"),
     "below-ranks-two-unlike-rising": Case((-300.0, -50.0), ranks=2, shape=(5,), reduction="mean"),
-    "below-blocks": Case((-16.0, 16.0), classes=128 * WIDTH, shape=(3,)),
     "ignored-all-mean": Case(reduction="mean", labels="all ignored"),
     "nan_split": Case((0.0, math.nan), classes=512, shape=(5,), labels="first part"),
     "nan_split-far": Case((math.nan, *FAR), classes=512, shape=(5,), labels="last part"),
-    "ranks-two-nan_split": Case((0.0, 0.0, math.nan, 0.0), ranks=2, classes=4 * WIDTH, shape=(5,), labels="first part"),
     "padding-inf": Case(shape=(5,), reduction="sum", labels="some ignored", padding=math.inf),
     "ranks-two-padding-nan-mean": Case(ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
 }
@@ -531,7 +510,7 @@ DEFECT, CONTROL = pytest.mark.defect, pytest.mark.control
 @pytest.mark.parametrize("case", [*rows(DEFECTS, DEFECT), *rows(EXACT, CONTROL), *rows(NEAR, CONTROL)])
 def test_losses_and_gradients_are_those_of_cross_entropy(case, infinite, output, request):
     name = request.node.callspec.id
-    with watch() as accesses, raised_by_kernels():
+    with watch():
         ranks = losses(case)
     if name in DEFECTS and not all(rank["loss"].isfinite().all() for rank in ranks):
         infinite.add(name)
@@ -544,7 +523,6 @@ def test_losses_and_gradients_are_those_of_cross_entropy(case, infinite, output,
         assert_near(rank["loss"], right.loss, near)
     if case.gradients:
         assert_gradients(ranks, right)
-    assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"
 
 
 class Watch:
@@ -596,7 +574,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watch():
-    """Watch the kernels that are launched; give how many elements each access has outside of its tensor."""
+    """Assert that kernels are launched, raise nothing, and access nothing outside of their tensors."""
     watching, builder, executor = Watch(), interpreter.InterpreterBuilder, interpreter.GridExecutor
     launch, masked_load = executor.__call__, builder.create_masked_load
 
@@ -612,53 +590,32 @@ def watch():
         mock.patch.object(executor, "__call__", launching),
         mock.patch.object(builder, "create_masked_load", loading),
     ):
-        yield watching.outside
+        try:
+            yield
+        except InterpreterError as error:  # a fault of the kernel, though no frame has upstream's file
+            raise AssertionError(f"it raised {type(error).__name__}: {error}"[:400]) from error
     assert watching.outside, "no kernel was launched"
-
-
-@contextlib.contextmanager
-def raised_by_kernels():
-    """Take what is raised inside a kernel for its fault, though no frame has upstream's file."""
-    try:
-        yield
-    except InterpreterError as error:
-        raise AssertionError(f"it raised {type(error).__name__}: {error}"[:400]) from error
-
-
-def statistics(logits, width):
-    """Return what the main loop gives for each split: the maximum, and the sum of exponentials below it."""
-    parts = logits.unflatten(1, (-1, width))
-    maximum = parts.amax(dim=2)
-    return maximum, (parts - maximum.unsqueeze(2)).exp().sum(dim=2)
-
-
-def programs(count):
-    return lambda meta: (-(-count // meta["BLOCK_SIZE_M"]),)
+    assert not sum(watching.outside), f"{sum(watching.outside)} accesses outside of a tensor"
 
 
 @pytest.mark.parametrize(
-    ("reduced_first", "splits", "level"),
-    [
-        pytest.param(True, 3, 0.0, id="strided_reduced", marks=CONTROL),
-        pytest.param(False, 3, 0.0, id="strided_own", marks=CONTROL),
-        pytest.param(True, 67, -131072.0, id="far_below", marks=DEFECT),
-    ],
+    ("splits", "level"),
+    [pytest.param(3, 0.0, id="near", marks=CONTROL), pytest.param(67, -131072.0, id="far_below", marks=DEFECT)],
 )
-def test_kernel_adds_the_sums_of_all_splits(reduced_first, splits, level):
+def test_kernel_adds_the_sums_of_all_splits(splits, level):
     """Maxima of the rank and of all ranks may have unlike strides; a loss hides by how little a sum is off there."""
-    count, width = 21, 8
-    logits = torch.randint(-24, 25, (count, splits * width), generator=torch.Generator().manual_seed(11)) / 8 + level
-    maximum, total = statistics(logits, width)
+    count = 21
+    logits = torch.randint(-24, 25, (count, splits, 8), generator=torch.Generator().manual_seed(11)) / 8 + level
+    maximum = logits.amax(dim=2)  # of each split, and the sum of exponentials below it, as the main loop gives them
+    total = (logits - maximum.unsqueeze(2)).exp().sum(dim=2)
     reduced = maximum + torch.arange(splits) % 3 / 2  # another rank's are larger
-    transposed = [tensor.t().contiguous().t() for tensor in (reduced, maximum)]
-    maxima = (transposed[0], maximum) if reduced_first else (reduced, transposed[1])
+    strided = reduced.t().contiguous().t()
     kernel_max, kernel_sum = torch.zeros(2, count)
-    with watch() as accesses, raised_by_kernels():
-        kernels.forward_tp_epilogue[programs(count)](
-            count, splits, maxima[0], *maxima[0].stride(), maxima[1], *maxima[1].stride(), total, *total.stride(),
+    with watch():
+        kernels.forward_tp_epilogue[lambda meta: (-(-count // meta["BLOCK_SIZE_M"]),)](
+            count, splits, strided, *strided.stride(), maximum, *maximum.stride(), total, *total.stride(),
             kernel_max, 1, kernel_sum, 1,
         )  # fmt: skip
-    expected = (logits.double() - reduced.amax(dim=1, keepdim=True)).exp().sum(dim=1)
+    expected = (logits.double().flatten(1) - reduced.amax(dim=1, keepdim=True)).exp().sum(dim=1)
     assert_same([kernel_max], [reduced.amax(dim=1)], "the maximum")
     assert_close(kernel_sum, expected, LOSS, "the sum")
-    assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"
