@@ -14,12 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kit import current_target
-from kit.capture import host_waits as seen_by_pytorch
-from kit.capture import waits
 from kit.ranks import Rank, ranks
 
 _weak: Any = StorageWeakRef  # without types
@@ -116,40 +113,6 @@ def exact_losses(
 def tensors_in(values: object) -> list[torch.Tensor]:
     """Return the tensors anywhere in what an operator is given or returns."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
-@contextlib.contextmanager
-def watching(note: Callable[[Any, tuple[Any, ...], object], None]) -> Iterator[None]:
-    """Call note(operator, arguments, result) after each operator, those of backward among them."""
-
-    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, operator: Any, _types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-            kwargs = kwargs or {}
-            result = operator(*args, **kwargs)
-            note(operator, (*args, *kwargs.values()), result)
-            return result
-
-    with Mode():  # type: ignore[no-untyped-call]
-        yield
-
-
-@contextlib.contextmanager
-def host_waits(device: str) -> Iterator[list[str]]:
-    """Collect what makes the host wait for the GPU, as kit.capture does; a mask that takes one number is filled."""
-    if device == "cuda":
-        with seen_by_pytorch(device) as seen:
-            yield seen
-        return
-    seen = []
-
-    def note(operator: Any, arguments: tuple[Any, ...], _result: object) -> None:  # noqa: ANN401 - of PyTorch
-        name = operator.overloadpacket.__name__
-        fills = name.startswith("index_put") and arguments[2].numel() == 1
-        if not fills and waits(name, arguments, {}):
-            seen.append(str(operator))
-
-    with watching(note):
-        yield seen
 
 
 class Storages:

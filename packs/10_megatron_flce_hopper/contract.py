@@ -55,8 +55,8 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 
 from kit import current_target
 from kit.autograd import CHANGED_IN_PLACE, unless_refused
-from kit.capture import peak_memory
 from kit.ranks import own_group
+from kit.capture import host_waits, peak_memory, watching
 from kit.vocabulary import (
     CPU_RANKS,
     Handed,
@@ -66,10 +66,8 @@ from kit.vocabulary import (
     counted_ranks,
     exact_losses,
     gathered,
-    host_waits,
     on_ranks,
     perform,
-    watching,
 )
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}

@@ -62,6 +62,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from kit.ranks import own_group
+from kit.capture import watching
 from kit.vocabulary import (
     Handed,
     Storages,
@@ -71,7 +72,6 @@ from kit.vocabulary import (
     gathered,
     on_ranks,
     perform,
-    watching,
 )
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}

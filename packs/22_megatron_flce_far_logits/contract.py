@@ -46,7 +46,8 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
-from kit.vocabulary import assert_close, assert_same, exact_losses, host_waits
+from kit.capture import host_waits
+from kit.vocabulary import assert_close, assert_same, exact_losses
 
 pytestmark = pytest.mark.skipif(current_target().name != "cpu", reason="the main loop is a stand-in on every GPU, too")
 EVIDENCE_WITHOUT_GPU = {"cpu": "interpreted"}
