@@ -14,7 +14,6 @@ import ctypes
 import datetime as dt
 import faulthandler
 import functools
-import importlib.util
 import inspect
 import multiprocessing
 import multiprocessing.connection
@@ -35,6 +34,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
+from kit.compiled import load_contract
 from kit.plugin import ContractError, judged
 
 LAST_LINES = 20  # of a rank's log, in the text of an exception
@@ -215,14 +215,6 @@ def own_group(size: int, *, apart: bool = False) -> Any:  # noqa: ANN401 - a Pro
     return torch.distributed.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
 
 
-def _load(name: str, file: str) -> None:
-    """Load a module by its path under the name that pytest gave it, where it is not loaded."""
-    if name not in sys.modules:
-        spec: Any = importlib.util.spec_from_file_location(name, file)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-
-
 def _serve(rank: Rank, folder: Path, seconds: float, pipe: Any, module: tuple[str, str], setup: bytes) -> None:  # noqa: ANN401, PLR0913, PLR0917
     """Be one rank: answer every job until this process is killed."""
     log = os.open(f"{folder}/log{rank.number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -251,14 +243,14 @@ def _set_up(rank: Rank, folder: Path, seconds: float, module: tuple[str, str], s
         world_size=rank.count,
         timeout=dt.timedelta(seconds=seconds + 60),  # the parent says before that which rank hangs
     )
-    _load(*module)
+    load_contract(*module)
     function = pickle.loads(setup)  # noqa: S301 - our own parent wrote it
     return rank if function is None else function(rank)
 
 
 def _do(context: Any, name: str, file: str, job: bytes) -> Any:  # noqa: ANN401
     """Run one job, and return its result for the parent."""
-    _load(name, file)
+    load_contract(name, file)
     function, arguments = pickle.loads(job)  # noqa: S301 - our own parent wrote it
     print("job", function.__name__, *arguments, flush=True)  # noqa: T201 - into its log
     result = function(context, *arguments)
