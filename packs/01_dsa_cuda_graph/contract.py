@@ -239,6 +239,10 @@ def rope(up):
     """
     function = need(up.rope_utils, "apply_rotary_pos_emb", "cp_group", "mscale", "mla_rotary_interleaved")
     declares = takes(function, "max_seqlen")
+
+    def rotated(rotate, t, freqs, cu, real):
+        return rotate(t, freqs=freqs, cu_seqlens=cu) * real  # rows of no sequence are not compared
+
     for case in cases("cp", "lengths", "integers", "table", "rotation", "mscale", "floats", "batch"):
         (size, rank), is_mla = case.cp, case.rotation == "mla"
         lists = batches(case)
@@ -272,13 +276,8 @@ def rope(up):
             reference = differentiated(functools.partial(turned, case, rows), 1)
             expected.append(reference(*(x.double() for x in (t, freqs, real, gradient))))
         for rotate in (apply, older) if case.batch == 3 else (apply,):
-            step = differentiated(functools.partial(turned_by, rotate), 1)
+            step = differentiated(functools.partial(rotated, rotate), 1)
             yield Call(step, sets, expected, TOLERANCES[case.floats], replayed=len(fewer))
-
-
-def turned_by(apply, t, freqs, cu, real):
-    """Call upstream's rotation; rows of no sequence are not compared."""
-    return apply(t, freqs=freqs, cu_seqlens=cu) * real
 
 
 def kullback_leibler(case, valid, q, weights, k, query, key):
