@@ -34,8 +34,9 @@ from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_ent
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from kit.capture import watching
 from kit.ranks import ranks
-from kit.vocabulary import Storages, exact_losses, watching
+from kit.vocabulary import Storages, exact_losses
 
 HERE = Path(__file__).resolve().parent
 JSON = HERE / "data" / "implementations.json"
