@@ -68,12 +68,11 @@ class Task:
 
     @property
     def cores(self) -> int:
-        """How many jobs it takes: one for each rank.
+        """How many jobs it takes: one. It starts ranks and processes while its neighbours import.
 
-        A lane of a wrong fix takes one for each process instead, if these are more: many such lanes run at once, and
-        all of them compile. Other lanes compile while their neighbours run.
+        A lane of a wrong fix takes one for each rank or process: many such lanes run at once, all in the same phase.
         """
-        return max(self.cell.stated.ranks, self.processes) if self.cell.is_wrong_fix else self.cell.stated.ranks
+        return max(self.cell.stated.ranks, self.processes) if self.cell.is_wrong_fix else 1
 
     @property
     def log(self) -> str:

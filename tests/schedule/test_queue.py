@@ -11,10 +11,11 @@ from harness.schedule.queue import Placement, Places, Queue
 from harness.schedule.task import Task, lower_bound_seconds
 
 
-def _task(toy: Cell, name: str, seconds: float | None, *, gpus: int = 0, **stated: object) -> Task:
+def _task(toy: Cell, name: str, seconds: float | None, *, gpus: int = 0, wrong: bool = False, **stated: object) -> Task:
     target = replace(toy.pack.definition.targets["cpu"], gpus=max(gpus, 1), **stated)  # type: ignore[arg-type]
     targets = {"cpu": target, "sm_90a": target}
     one = replace(toy.pack, definition=replace(toy.pack.definition, targets=targets))
+    toy = replace(toy, is_wrong_fix=wrong)
     where = {"target": "sm_90a", "evidence": Evidence.EXECUTED} if gpus else {}
     return Task(replace(toy, pack=one, **where), LaneName.PRISTINE, 1, name, name, seconds=seconds)  # type: ignore[arg-type]
 
@@ -102,11 +103,16 @@ def test_a_lane_gets_its_gpus_together_and_is_not_passed_by_others_of_its_kind(t
     assert (pair.key, placement.name) == ("pair", "gpus 0,1")
 
 
-def test_a_lane_of_several_ranks_counts_as_many_and_is_not_passed(toy: Cell) -> None:
+def test_ranks_of_a_lane_share_its_job(toy: Cell) -> None:
+    lanes = [_task(toy, name, 9.0, ranks=4) for name in ("first", "second")]
+    assert _started(_queue(*lanes), _places(2)) == ["first", "second"]
+
+
+def test_a_wrong_fix_of_several_ranks_counts_as_many_and_is_not_passed(toy: Cell) -> None:
     places, first = _places(4), _task(toy, "first", 9.0)
     queue = _queue(first)
     ((_, placement),) = _taken(queue, places)
-    wide, pair = _task(toy, "four ranks", 1.0, ranks=4), _task(toy, "two ranks", 1.0, ranks=2)
+    wide, pair = _task(toy, "four ranks", 1.0, ranks=4, wrong=True), _task(toy, "two ranks", 1.0, ranks=2, wrong=True)
     for task in (_task(toy, "long", 500.0), pair, wide):
         queue.put(task)
     assert _started(queue, places) == [], "three cores are free, and four are waited for"
@@ -140,7 +146,7 @@ def test_wrong_fixes_share_the_gpu_that_the_right_one_has_alone(toy: Cell) -> No
 
 
 def test_more_ranks_than_cores_are_no_reason_to_wait_for_ever(toy: Cell) -> None:
-    places, wide = _places(2), _task(toy, "four ranks", 1.0, ranks=4)
+    places, wide = _places(2), _task(toy, "four ranks", 1.0, ranks=4, wrong=True)
     queue = _queue(wide, _task(toy, "other", 500.0))
     ((task, placement),) = _taken(queue, places)
     assert task.key == "four ranks"
@@ -153,7 +159,7 @@ def test_ranks_on_gpus_get_their_cores_before_lanes_that_need_no_gpu(toy: Cell) 
     first = _task(toy, "first", 9.0)
     queue = _queue(first)
     ((_, placement),) = _taken(queue, places)
-    for task in (_task(toy, "on the cores", 500.0), _task(toy, "ranks", 1.0, gpus=2, ranks=2)):
+    for task in (_task(toy, "on the cores", 500.0), _task(toy, "ranks", 1.0, gpus=2, ranks=2, wrong=True)):
         queue.put(task)
     assert _started(queue, places) == [], "the GPUs are free, and a core is missing"
     places.give_back(first, placement)
@@ -171,7 +177,7 @@ def test_while_its_gpus_are_taken_a_lane_of_ranks_leaves_the_cores_to_others(toy
 
 
 def test_a_bound_on_the_whole_counts_ranks(toy: Cell) -> None:
-    tasks = [_task(toy, "ranks", 10.0, ranks=4), _task(toy, "plain", 12.0), _task(toy, "unknown", None)]
+    tasks = [_task(toy, "ranks", 10.0, ranks=4, wrong=True), _task(toy, "plain", 12.0), _task(toy, "unknown", None)]
     assert [lower_bound_seconds(tasks, jobs) for jobs in (1, 2, 8)] == [22.0, 16.0, 12.0]
 
 
