@@ -134,7 +134,7 @@ class Collection:
         for cell in cells:
             lanes = tuple(self.account.planned[cell.name])
             if lanes:
-                kind, jobs = self.settings.gpu_types.get(cell.gpu, ""), session.most_jobs * lanes[0].cores
+                kind, jobs = self.settings.gpu_types.get(cell.gpu, ""), session.most_jobs * cell.stated.ranks
                 cache = session.cache
                 work = Work(cell, lanes, kind or "", cache.root, cache.mirrors, jobs)
                 works.setdefault(work.keys, work)
