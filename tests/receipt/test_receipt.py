@@ -27,6 +27,25 @@ def test_a_receipt_names_places_and_hashes_its_log(judged: Workbench) -> None:
     assert document["probe"]["sha256"] == judges.sha256(load.load_pack(pack))
 
 
+def test_a_log_leaves_out_the_tracebacks_whose_reasons_the_receipt_has(judged: Workbench) -> None:
+    receipts = judged.packs / "01_confirmed/receipts"
+    (log,) = receipts.glob("*.log")
+    text, pristine = log.read_text(), json.loads((receipts / "cpu.traced.json").read_text())["lanes"]["pristine"]
+    assert any(check["ok"] is False and check["reason"] for check in pristine["checks"])
+    assert "FAILURES" not in text
+    assert "BUG_REPRODUCED" in text
+    assert " failed" in text, "pytest's last line stays"
+
+
+def test_an_object_of_plain_values_stands_on_one_line() -> None:
+    check = {"name": 'a[x{"\n]', "ok": None, "seconds": 0.5}
+    document = {"checks": [check, check | {"inner": {"a": [1]}}], "none": {}}
+    text = receipt.to_json(document)
+    assert json.loads(text) == document
+    assert f"  {json.dumps(check)},\n" in text
+    assert '   "inner": {\n' in text, "an object with a list in it keeps its lines"
+
+
 def _check(workbench: Workbench) -> tuple[int, str]:
     ended = workbench.run("check")
     return ended.returncode, ended.stdout

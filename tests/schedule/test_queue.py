@@ -171,7 +171,10 @@ def test_while_its_gpus_are_taken_a_lane_of_ranks_leaves_the_cores_to_others(toy
     holds = _task(toy, "holds the GPU", 9.0, gpus=1, gpu_memory_gib=30.0)
     queue = _queue(holds)
     _taken(queue, places)
-    for task in (_task(toy, "on the cores", 500.0), _task(toy, "ranks", 1.0, gpus=1, ranks=2, gpu_memory_gib=30.0)):
+    for task in (
+        _task(toy, "on the cores", 500.0),
+        _task(toy, "ranks", 1.0, gpus=1, ranks=2, wrong=True, gpu_memory_gib=30.0),
+    ):
         queue.put(task)
     assert _started(queue, places) == ["on the cores"]
 
