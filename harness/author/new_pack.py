@@ -1,31 +1,58 @@
-"""A new pack from a script: it is written, tried once, and completed with what the trial showed."""
+"""A new pack from a script: its files are written, and its script is tried once."""
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
+import shlex
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
-from harness.author import pack_text
-from harness.author.pack_text import Stated
 from harness.author.release import Release
-from harness.author.script import Script
 from harness.core import files
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, LaneName, LaneVerdict
+from harness.core.words import Evidence, Fix, Kind, LaneName
 from harness.host.host import Host
-from harness.lane.ordinary import INTERPRETED
 from harness.lane.record import LaneRecord
 from harness.pack import load, rules
+from harness.pack.model import CPU
 from harness.schedule import lanes
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
 
 SLUG = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
-#: How the reason begins where a script ran several times.
-RUNS = re.compile(r"^\d+ of \d+ runs: ")
+#: The keys of [upstream], in their order.
+UPSTREAM = (
+    "package", "version", "file", "sha256", "repository", "commit", "source_root", "license",
+    "modules",
+)  # fmt: skip
+#: Seconds of a lane.
+TIMEOUT = 600
+REPORT = """# {title}
+
+TODO: one sentence with the wrong and the right number, and when it does not happen.
+
+```sh
+pip install {packages}
+python reproduce.py
+```
+
+{{{{script}}}}
+
+**Cause.** TODO: the lines that do it, with a permalink.
+
+**Related.** TODO: the threads of upstream on these lines.
+
+**Environment.** {{{{environment}}}}
+
+**Not tested.** TODO: other releases, dtypes and GPUs that nobody ran.
+
+---
+
+## How this was checked
+
+{{{{verdicts}}}}
+"""
 
 
 def folder_for(packs: Path, slug: str) -> Path:
@@ -40,27 +67,43 @@ def folder_for(packs: Path, slug: str) -> Path:
     return packs / f"{number:02}_{slug}"
 
 
-def texts(script: Script, release: Release, draft: Stated, host: Host) -> dict[str, str]:
-    """Return the texts of a new pack by the names of their files."""
-    return {
-        "requirements.txt": release.pinned,
-        "reproduce.py": script.with_header(release.requires_python, release.header, release.day),
-        "pack.toml": pack_text.definition(release, draft, host),
-        "report.in.md": pack_text.report(release, draft),
+def definition(release: Release, title: str, fails: str, targets: dict[str, Evidence], host: Host) -> str:
+    """Write pack.toml; `targets` has the evidence on each target, and `fails` is the exception that is the bug."""
+    upstream = release.upstream
+    torch = ".".join((host.torch or "2").partition("+")[0].split(".")[:2])
+    head = {
+        "title": title,
+        "kind": Kind.WRONG_RESULT if fails == "AssertionError" else Kind.CRASH,
+        "fix": Fix.NONE,
+        "leading_figure": "",
     }
+    tables: dict[str, dict[str, object]] = {
+        "upstream": {key: getattr(upstream, key) for key in UPSTREAM},
+        "action": {"kind": "file", "text": f"Open an issue at {upstream.repository}."},
+        "requires": {"python": release.requires_python, "torch": f">={torch}" if release.needs_torch else ""},
+    }
+    for target, evidence in targets.items():
+        tables[f"targets.{target}"] = {"evidence": [evidence], "timeout_s": TIMEOUT}
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
+    for name, table in tables.items():
+        values = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items() if value)
+        lines += ["", f"[{name}]", *values]
+    return "\n".join(lines) + "\n"
 
 
-def write(folder: Path, texts: dict[str, str], source: Path, beside: tuple[str, ...]) -> None:
-    """Write every file of a pack, or none: its texts, and the files `beside` the author's script in `source`."""
+def report(release: Release, title: str) -> str:
+    """Write report.in.md, with a TODO for each sentence that only the author can write."""
+    return REPORT.format(title=title, packages=shlex.join(release.header))
+
+
+def write(folder: Path, texts: dict[str, str]) -> None:
+    """Write every file of a pack, or none."""
     rules.parse(texts["pack.toml"])  # the metadata of a release may hold what pack.toml must not
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
         pack = Path(scratch) / folder.name
         for name, text in texts.items():
             files.write_atomic(pack / name, text)
-        for name in beside:
-            (pack / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / name, pack / name)
         pack.rename(folder)
 
 
@@ -78,11 +121,7 @@ def trial(folder: Path, session: Session) -> tuple[LaneRecord | None, str]:
     return (outcome.pristine, outcome.judgement.reason) if outcome else (None, "no lane ended")
 
 
-def record_trial(folder: Path, release: Release, draft: Stated, host: Host, lane: LaneRecord) -> None:
-    """Write into a pack how its script fails, which alone is the bug, and whether a Triton kernel was interpreted."""
-    ending = RUNS.sub("", lane.reason) if lane.verdict == LaneVerdict.BUG_REPRODUCED else ""
-    name = re.split(r"[: ]", ending)[0]
-    evidence = Evidence.INTERPRETED if INTERPRETED in lane.printed else Evidence.TRACED
-    learned = replace(draft, script=replace(draft.script, fails=name), evidence=evidence)
-    files.write_atomic(folder / "pack.toml", pack_text.definition(release, learned, host))
-    files.write_atomic(folder / "report.in.md", pack_text.report(release, learned))
+def targets(host: Host, *, is_interpreted: bool) -> dict[str, Evidence]:
+    """Return the evidence of a new pack on the target cpu, and on the GPU of this host."""
+    on_cpu = Evidence.INTERPRETED if is_interpreted else Evidence.TRACED
+    return {CPU: on_cpu} | ({host.auto_target: Evidence.EXECUTED} if host.auto_target != CPU else {})

@@ -18,7 +18,6 @@ from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.host.host import Host
 from harness.pack.model import Upstream
-from harness.pack.requirements import INTERPRETERS
 from harness.upstream import download, metadata, package_index, tree, uv
 from harness.upstream.source import Source, SourceKind
 
@@ -31,8 +30,6 @@ PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
 IMPORTS_TORCH = re.compile(rb"(?m)^[ \t]*(?:import|from) (?:torch|triton)\b")
 #: Stands in pack.toml for a repository that the release does not state.
 UNKNOWN = "https://example.org/TODO"
-#: Suffixes of the files that a build would compile.
-NATIVE_SOURCES = {".c", ".cc", ".cpp", ".cu", ".pyx", ".rs"}
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,6 @@ class Release:
     pinned: str  # the text of requirements.txt
     header: tuple[str, ...]  # the packages in the header of the script
     needs_torch: bool  # whether the release or the script imports torch or triton
-    requires: tuple[str, ...]  # for `OrdinaryScript.requires`
-    day: str  # as of which the index was asked; empty: today
-    remarks: tuple[str, ...]  # what the author has to know, a line each
 
 
 def requirements_of(texts: tuple[str, ...]) -> list[Requirement]:
@@ -95,42 +89,30 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
         modules=modules,
         source_root=root,
     )
-    remarks = [] if project.repository else ["the release links no repository: upstream.repository in pack.toml"]
-    native = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in NATIVE_SOURCES)
-    if native and not bare.is_wheel:
-        remarks.append(f"native code is not built, such as {native[0]}: the script ran without it")
     tell("resolving what it requires")
-    required, requires = list[str](), tuple[str, ...]()
-    if deps and bare.is_wheel:
-        required, requires = [f"{name}=={version}"], (name, *map(str, companions))
-    elif deps:
+    required = [f"{name}=={version}"] if deps and bare.is_wheel else []
+    if deps and not bare.is_wheel:
         required = [
             str(need) for need in project.requires if need.marker is None or need.marker.evaluate({"extra": ""})
         ]
+    required += [OF_INTERPRETER] if script.is_interpreted else []
     day = _day({package.name: _exact(package) for package in companions} | {subject.name: version}, index)
-    sources = (path for path in folder.rglob("*.py") if path.is_file())
-    is_imported = not INTERPRETERS.isdisjoint(script.imports)
-    needs_torch = is_imported or any(IMPORTS_TORCH.search(path.read_bytes()) for path in sources)
-    interpreter = (OF_INTERPRETER,) if needs_torch else ()
-    pinned, resolved_day = _compiled([*required, *map(str, companions)], host.python, day, interpreter)
-    if day != resolved_day:
-        remarks.append(f"what it requires is of today: of the release's day no wheels run on Python {host.python}")
+    pinned = _compiled([*required, *map(str, companions)], host.python, day)
     # the release under test is not installed: its tree is on PYTHONPATH
     own_pin = rf"(?m)^{re.escape(canonicalize_name(subject.name))}(?:\[.*\])?==.*\n(?:[ \t].*\n)*"
     pinned = re.sub(own_pin, "", pinned)
+    interpreters = {"torch": host.torch, "triton": host.triton}
     header = [f"{name}=={version}", *(_pin(package, pinned) for package in companions)]
-    header += [package for package in sorted(INTERPRETERS) if package in script.imports]
-    header += ["pytest"] if "pytest" in script.imports or script.is_test else []
-    return Release(
-        upstream,
-        _python(project.requires_python),
-        pinned,
-        tuple(dict.fromkeys(header)),
-        needs_torch,
-        requires,
-        resolved_day,
-        tuple(remarks),
+    header += [
+        f"{package}=={installed.partition('+')[0]}" if installed else package
+        for package, installed in interpreters.items()
+        if package in script.imports
+    ]
+    sources = (path for path in folder.rglob("*.py") if path.is_file())
+    needs_torch = not interpreters.keys().isdisjoint(script.imports) or any(
+        IMPORTS_TORCH.search(path.read_bytes()) for path in sources
     )
+    return Release(upstream, _python(project.requires_python), pinned, tuple(dict.fromkeys(header)), needs_torch)
 
 
 def _pin(requirement: Requirement, pinned: str) -> str:
@@ -140,18 +122,14 @@ def _pin(requirement: Requirement, pinned: str) -> str:
     return f"{requirement.name}{_extras(requirement)}=={version}" if version else str(requirement)
 
 
-def _compiled(requirements: list[str], python: str, day: str, optional: tuple[str, ...]) -> tuple[str, str]:
-    """Resolve requirements as of a day, with the `optional` ones where both fit; return the pins, and the day.
-
-    Where that day had no wheels for this Python, they are resolved as of today.
-    """
+def _compiled(requirements: list[str], python: str, day: str) -> str:
+    """Resolve requirements as of a day, or as of today where that day had no wheels for this Python."""
     reason = ""
     for date in dict.fromkeys((day, "")):
-        for attempt in dict.fromkeys(((*requirements, *optional), tuple(requirements))):
-            try:
-                return uv.resolve_pins("\n".join(attempt), python, date), date
-            except uv.UvError as error:
-                reason = reason or str(error)
+        try:
+            return uv.resolve_pins("\n".join(requirements), python, date)
+        except uv.UvError as error:
+            reason = reason or str(error)
     raise HarnessError(f"{reason}. Next: --no-deps, and --with each package that the script needs")
 
 
@@ -180,7 +158,7 @@ def _modules(folder: Path, script: Script, release: str) -> tuple[str, tuple[str
     """Return the source root, and the modules that the script imports from there."""
     for root in ROOTS:
         names = {path.stem for path in (folder / root).glob("*") if path.is_dir() or path.suffix in {".py", ".so"}}
-        modules = tuple(name for name in script.imports if name in names and name not in script.beside)
+        modules = tuple(name for name in script.imports if name in names)
         if modules:
             return root, modules
     packages = {path.parent.name for path in folder.rglob("__init__.py") if len(path.relative_to(folder).parts) < 4}  # noqa: PLR2004 - PACKAGE below a root

@@ -1,4 +1,4 @@
-"""The script of an author: its imports, the files beside it, and its text with a PEP 723 header."""
+"""The script of an author, and how it becomes reproduce.py: with a PEP 723 header and a sentinel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,26 @@ from pathlib import Path
 
 from harness.core import python_ast
 from harness.core.errors import HarnessError
-from harness.lane import ordinary
 from harness.pack.script_text import HEADER
 
 #: The lines that have to stay before a header: the interpreter's, and the encoding's.
 PREAMBLE = re.compile(r"(?:#![^\n]*\n)?(?:#[^\n]*coding[:=][^\n]*\n)?")
+#: Prints the sentinel of a script that ends in an exception; it stands before the script's own imports.
+HOOK = '''
+import os
+import sys
+
+
+def print_sentinel(kind, error, trace):
+    """Say BUG_REPRODUCED where the script ends in {fails}, and UNSUPPORTED where it ends in another exception."""
+    sys.__excepthook__(kind, error, trace)
+    word, status = ("BUG_REPRODUCED", 10) if kind.__name__ == "{fails}" else ("UNSUPPORTED", 125)
+    print(f"{{word}}: {{kind.__name__}} in line {{trace.tb_lineno}}: {{' '.join(str(error).split())}}", flush=True)
+    os._exit(status)
+
+
+sys.excepthook = print_sentinel
+'''
 
 
 @dataclass(frozen=True)
@@ -25,34 +40,50 @@ class Script:
     text: str  # of the file
     title: str  # the first line of its docstring, or empty
     imports: tuple[str, ...]  # the names of the packages that it imports, at its top or in a function
-    beside: tuple[str, ...]  # the files that it imports or names, by their paths in its folder
+    body: int  # the number of lines before its first statement, without docstring and __future__ imports
 
     @property
-    def is_test(self) -> bool:
-        """Whether pytest has to run it."""
-        return bool(ordinary.test_names(python_ast.parse(self.text)))
+    def is_interpreted(self) -> bool:
+        """Whether it runs Triton kernels in Triton's interpreter where there is no GPU."""
+        return "TRITON_INTERPRET" in self.text
 
-    def with_header(self, requires_python: str, packages: tuple[str, ...], day: str) -> str:
-        """Return the text with a PEP 723 header, which limits uv to a day. A script that has a header keeps it."""
-        if HEADER.search(self.text):
-            return self.text
+    def as_reproducer(self, requires_python: str, packages: tuple[str, ...], fails: str) -> str:
+        """Return the text of reproduce.py.
+
+        A script that has a header keeps it, and one that says BUG_REPRODUCED prints its own sentinel. The bug of any
+        other script is that it ends in the exception `fails`.
+        """
+        text = self.text
+        if "BUG_REPRODUCED" not in text:
+            lines = text.splitlines(keepends=True)
+            end = [*lines[self.body :], "" if text.endswith("\n") else "\n", 'print("FIX_VALIDATED")\n']
+            text = "".join([*lines[: self.body], HOOK.format(fails=fails), *end])
+        if HEADER.search(text):
+            return text
         head = [f'# requires-python = "{requires_python}"', f"# dependencies = {json.dumps(packages)}"]
-        head += ["# [tool.uv]", f'# exclude-newer = "{day}"'] if day else []
-        preamble = PREAMBLE.match(self.text)
-        end = preamble.end() if preamble else 0
-        return "\n".join([self.text[:end] + "# /// script", *head, "# ///", self.text[end:]])
+        preamble = PREAMBLE.match(text)
+        start = preamble.end() if preamble else 0
+        return "\n".join([text[:start] + "# /// script", *head, "# ///", text[start:]])
 
 
 def read(path: Path) -> Script:
-    """Read a script. HarnessError: it is no Python."""
+    """Read a script. HarnessError: it is no Python, has tests that it does not call, or needs a module beside it."""
     try:
         text = path.read_text(encoding="utf-8")
         module = python_ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise HarnessError(f"{path.name}: no Python: {error}. Next: run it by itself first") from None
-    beside = tuple(sorted(set(_beside(path.absolute(), module, {path.absolute()}))))
+    called = {ast.unparse(node.func) for node in ast.walk(module) if isinstance(node, ast.Call)}
+    functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+    tests = [name for name in functions if name.startswith("test") and name not in called]
+    if tests:
+        raise HarnessError(f"{path.name}: nothing calls {tests[0]}. Next: call it at the end of the file")
+    imports = tuple(dict.fromkeys(_imports(module)))
+    beside = [name for name in imports if (path.parent / f"{name}.py").is_file()]
+    if beside:
+        raise HarnessError(f"{path.name} imports {beside[0]}.py beside it. Next: one file, which upstream can paste")
     title = (ast.get_docstring(module) or "").partition("\n")[0].strip().rstrip(".")
-    return Script(text, title, tuple(dict.fromkeys(_imports(module))), beside)
+    return Script(text, title, imports, _lines_of_head(module, text))
 
 
 def _imports(module: ast.Module) -> Iterator[str]:
@@ -63,16 +94,15 @@ def _imports(module: ast.Module) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def _beside(path: Path, module: ast.Module, visited: set[Path]) -> Iterator[str]:
-    """Yield the files in the folder of the script `path` that a module imports or names, and so on for each module."""
-    texts = {node.value for node in ast.walk(module) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    paths = {name for name in texts if re.fullmatch(r"[\w-][\w./-]{0,100}", name) and ".." not in name}
-    for name in (*paths, *(f"{name}.py" for name in _imports(module)), *_imports(module)):
-        place = path.parent / name
-        files = sorted(place.rglob("*.py")) if place.is_dir() and name not in paths else [place]
-        for file in files:
-            if file.is_file() and file not in visited:
-                visited.add(file)
-                yield file.relative_to(path.parent).as_posix()
-                if file.suffix == ".py":
-                    yield from _beside(path, python_ast.parse(file.read_text(encoding="utf-8")), visited)
+def _lines_of_head(module: ast.Module, text: str) -> int:
+    """Count the lines that have to stay in front: comments, the docstring, imports from __future__."""
+    head: list[ast.stmt] = [
+        node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
+    if ast.get_docstring(module) is not None:
+        head.append(module.body[0])
+    if head:
+        return max(node.end_lineno or 0 for node in head)
+    header = HEADER.search(text)
+    preamble = PREAMBLE.match(text)
+    return text.count("\n", 0, header.end() + 1 if header else preamble.end() if preamble else 0)

@@ -73,8 +73,6 @@ def command(
         text = report.render(pack, receipts, is_draft=True)
         report.scrubber(pack).require_clean("report", text)
         terminal.echo(report.for_upstream(text), nl=False)
-        for part in report.missing_parts(pack, receipts):
-            terminal.echo(f"open: {part}", err=True)
         _tell_of_missing(pack, text)
     return Exit.AS_EXPECTED
 
@@ -85,7 +83,7 @@ def _tell_of_missing(pack: Pack, text: str) -> None:
         terminal.echo(
             f"a draft: no receipt holds the script's output. Next: runner.py run {pack.name} --record", err=True
         )
-    if not links.repository_url() and pack.definition.ordinary is None:  # other issues link to no file of ours
+    if not links.repository_url():
         terminal.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.core import files, seal
@@ -28,7 +27,6 @@ ABANDONED = "abandoned"
 #: The folder of the witness, which every process of a lane imports at its start.
 WITNESS = Path(__file__).with_name("witness")
 #: Runs a script that prints no sentinel of its own.
-ORDINARY = Path(__file__).with_name("ordinary.py")
 #: The exit status of a script that raised.
 RAISED = 1
 #: The files of a lane's folder that its processes write.
@@ -133,10 +131,8 @@ def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
     """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
     pack = lane.cell.pack
-    contract, settings = pack.contract, pack.definition.ordinary
-    launcher = () if settings is None else (str(ORDINARY),)
-    arguments = (*launcher, str(pack.script), *(() if settings is None else (json.dumps(asdict(settings)),)))
-    command = _command(lane, work, caches, ("-P", *arguments), lane.timeout)
+    contract = pack.contract
+    command = _command(lane, work, caches, ("-P", str(pack.script)), lane.timeout)
     end = process.run(command, log, line)
     sentinel = script.read(line.text, end.status) if end.reason == "exited" and end.status >= 0 else none
     refused = lane.stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED

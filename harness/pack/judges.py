@@ -66,14 +66,12 @@ def _kit_files(contract: Path) -> list[Path]:
 
 def files_of(pack: Pack) -> list[Path]:
     """Return the files that judge a pack: its script, its contract, and the kit's files in the order of their names."""
-    ordinary = pack.definition.ordinary
-    script = [pack.script, *(pack.script.parent / name for name in (ordinary.beside if ordinary else ()))]
     if not pack.contract.is_file():
-        return script
+        return [pack.script]
     try:
-        return [*script, pack.contract, *_kit_files(pack.contract)]
+        return [pack.script, pack.contract, *_kit_files(pack.contract)]
     except UnicodeDecodeError:  # a run reports it
-        return [*script, pack.contract]
+        return [pack.script, pack.contract]
 
 
 @functools.lru_cache(maxsize=64)

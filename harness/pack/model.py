@@ -187,22 +187,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class OrdinaryScript:
-    """How to run a reproduce.py that prints no sentinel."""
-
-    #: the name of the exception that is the bug, or ``timeout``; empty: any failure of the script
-    fails: forms.Line = ""
-    timeout_s: float = 0.0  # of each run, after which the script has failed; 0: the lane's alone
-    repeat: forms.Count = 1  # the number of runs; the script has failed if one of them has
-    #: variables that it needs besides a lane's own
-    environment: dict[forms.Variable, forms.Line] = field(default_factory=dict)
-    beside: tuple[forms.Path, ...] = ()  # files that it imports or reads, by their paths in the pack's folder
-    #: The package under test, without a version, and others that are resolved for each of its releases. Empty: every
-    #: release is judged with the pack's own dependencies.
-    requires: tuple[forms.Line, ...] = ()
-
-
-@dataclass(frozen=True)
 class OtherReleases:
     """How `runner.py versions` judges releases, the pinned one included."""
 
@@ -236,7 +220,6 @@ class Definition:
     environments: dict[forms.SetName, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
     versions: OtherReleases = field(default_factory=OtherReleases)
-    ordinary: OrdinaryScript | None = None  # how to run a script that prints no sentinel; None: it prints its own
 
     @property
     def has_patch(self) -> bool:

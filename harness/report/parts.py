@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 from harness.core import markdown
 from harness.core.words import NO_EXPECTATION, Evidence, Kind, LaneName, LaneVerdict, Verdict
-from harness.lane import ordinary
 from harness.lane.record import LaneRecord
 from harness.pack.model import Pack, Thread
 from harness.receipt import staleness, strength
@@ -30,11 +28,9 @@ CHANGED = re.compile(r"(?m)^(?:\+(?!\+\+ )|-(?!-- ))")
 #: Lines that a diff adds and removes, up to which a report shows it unfolded.
 MOST_INLINE = 25
 #: The parts without an argument, by the names of their methods.
-WHOLE = ("script", "ending", "threads", "environment", "verdicts", "searched", "since")
+WHOLE = ("script", "threads", "environment", "verdicts", "searched")
 HEAD, ASK = "head:", "ask:"
 NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
-#: The last line of a script that prints no sentinel and ended without an error.
-NO_ERROR = "(it ends without an error)"
 JUDGED = (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED)
 #: Lines of a script's output that a report shows.
 MOST_PRINTED = 30
@@ -99,27 +95,14 @@ class Parts:
             return f"{source}\n\n{NOT_YET}"
         tree = f"{receipt.upstream.package} {_short_version(receipt.upstream.version)}"
         trees = {LaneName.PRISTINE: tree, LaneName.PATCHED: f"{tree} with {self._fix_name(receipt)}"}
-        script = self.pack.definition.ordinary
-        command = "python reproduce.py" if script is None else ordinary.command_line(text, script.environment)
         runs = [
-            f"$ {command}  # {trees[name]}, {receipt.host.gpu or 'no GPU'}\n"
-            f"{_last_lines(receipt.lanes[name].printed, has_sentinel=script is None)}"
+            f"$ python reproduce.py  # {trees[name]}, {receipt.host.gpu or 'no GPU'}\n"
+            f"{_last_lines(receipt.lanes[name].printed)}"
             for name in LaneName
             if name in receipt.lanes and receipt.lanes[name].printed
         ]
         shown_runs = runs if any(map(_is_judged, receipt.lanes.values())) else runs[:1]
         return f"{source}\n\n{markdown.fenced(chr(10).join(shown_runs), 'text')}"
-
-    def ending(self) -> str:
-        """Say how an ordinary script failed on the release."""
-        receipt = self.receipts.get(self._shown_name())
-        verdict, _, reason = (receipt.lanes[LaneName.PRISTINE].script if receipt else "").partition(": ")
-        if receipt is None or verdict != LaneVerdict.BUG_REPRODUCED:
-            raise MissingError("the script does not fail in what is reported")
-        runs, mark, ending = reason.partition(" runs: ")
-        subject = f"{runs} runs of the script below end" if mark else "the script below ends"
-        ending = (ending if mark else reason).replace("`", "'")
-        return f"With {receipt.upstream.package} {_short_version(receipt.upstream.version)} {subject} in `{ending}`."
 
     def _shown_name(self) -> str:
         """Name the receipt whose output is shown; empty where no receipt has the output of today's script.
@@ -154,14 +137,6 @@ class Parts:
         diff = INDEX.sub("", text[start.start() :] if start else text)
         count, fence = len(CHANGED.findall(diff)), markdown.fenced(diff, "diff")
         return fence if count <= MOST_INLINE else markdown.details(f"The patch, {count} lines", fence).strip()
-
-    def since(self) -> str:
-        """Say where the bug came and went, as ``versions --record`` wrote it for the first target."""
-        histories = sorted((self.pack.folder / "data").glob("history.*.json"))
-        if not histories:
-            raise MissingError(f"no release was compared. Next: runner.py versions {self.pack.name} --record")
-        line = str(json.loads(histories[0].read_text(encoding="utf-8"))["line"])
-        return f"{line[:1].upper()}{line[1:]}."
 
     def threads(self) -> str:
         """Write the threads of upstream on the same lines of code, one in each line."""
@@ -282,14 +257,12 @@ def _is_judged(lane: LaneRecord) -> bool:
     return lane.script.partition(":")[0] in JUDGED
 
 
-def _last_lines(printed: str, *, has_sentinel: bool) -> str:
-    """Return the last lines of an output; `has_sentinel` says whether the script itself prints the sentinel."""
+def _last_lines(printed: str) -> str:
+    """Return the last lines of an output; of a sentinel with a reason, the reason alone."""
     lines = [line for line in printed.splitlines() if not LOGGED.match(line)][-MOST_PRINTED:]
     word, mark, reason = lines[-1].partition(": ") if lines else ("", "", "")
     if mark and word in JUDGED:
         lines[-1] = reason
-    elif word == LaneVerdict.FIX_VALIDATED and not has_sentinel:
-        lines[-1] = NO_ERROR
     return "\n".join(lines)
 
 

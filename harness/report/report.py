@@ -78,34 +78,12 @@ def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: 
 def fill_template(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft: bool = False) -> str:
     """Fill a template; below the title stands what is done already, or why nothing is to be done."""
     parts = Parts(pack, receipts, is_draft)
-    if is_draft and pack.definition.ordinary is not None:
-        template = "\n\n".join(text for text in template.split("\n\n") if not _missing_text(parts, text))
     text = PLACEHOLDER.sub(lambda match: value(parts, match["form"], match["rest"]), template)
     action = pack.definition.action
     if action is not None and action.kind in (ActionKind.FIXED, ActionKind.NOTHING):
         title, _, body = text.partition("\n")
         text = f"{title}\n\n*{action.text}*\n{body}"
     return text.strip() + "\n"
-
-
-def missing_parts(pack: Pack, receipts: dict[str, Receipt]) -> Iterator[str]:
-    """Say which parts the draft for an ordinary script leaves out; a gap in it is no error."""
-    parts = Parts(pack, receipts, is_draft=True)
-    if pack.definition.ordinary is not None:
-        template = above_line(pack.report_template.read_text(encoding="utf-8"))
-        yield from filter(None, (_missing_text(parts, text).strip() for text in template.split("\n\n")))
-
-
-def _missing_text(parts: Parts, text: str) -> str:
-    """Say what a paragraph of a template lacks; empty where it lacks nothing."""
-    if LEFT_OVER.search(PLACEHOLDER.sub("", text)):
-        return text
-    try:
-        for match in PLACEHOLDER.finditer(text):
-            value(parts, match["form"], match["rest"])
-    except MissingError as error:
-        return str(error)
-    return ""
 
 
 def above_line(text: str) -> str:

@@ -146,8 +146,6 @@ class Checker:
         if not self.pack.script.exists():
             return ["reproduce.py is missing"]
         text = self.pack.script.read_text(encoding="utf-8", errors="replace")
-        if self.pack.definition.ordinary is not None:  # an ordinary script, which prints no sentinel
-            return [] if script_text.HEADER.search(text) else ["reproduce.py: it has no PEP 723 header"]
         pins, errors = script_text.read(text, has_patch=self.pack.definition.has_patch)
         return [f"reproduce.py: {error}" for error in errors] + _pin_errors(self.pack, pins)
 

@@ -101,11 +101,8 @@ def copied_inputs(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
 
 def _copy(pack: Pack, folder: Path) -> Pack:
     folder.mkdir()
-    script = pack.definition.ordinary
     sources = {path.name: path for path in (pack.script, pack.contract, *pack.folder.glob("*.patch"))}
-    sources |= {name: pack.script.parent / name for name in (script.beside if script else ())}
     for name, path in sources.items():
         if path.is_file():  # a missing file is an error where it is read
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / name)
     return replace(pack, inputs=folder)

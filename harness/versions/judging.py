@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from harness.core.cache import Cache
@@ -24,7 +22,7 @@ from harness.schedule import lanes
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
-from harness.upstream import download, uv
+from harness.upstream import download
 from harness.verdict import pack_verdict
 from harness.verdict.change import Side
 from harness.verdict.lane_verdict import FAILED
@@ -77,34 +75,13 @@ class Judging:
         """Return the cell of a candidate, or the side of one that cannot be judged."""
         if candidate.reason:
             return Side(LaneVerdict.UNSUPPORTED, candidate.reason)
-        request = Request(candidate.upstream, self._dependencies(candidate), (LaneName.PRISTINE,), self.timeout)
+        request = Request(candidate.upstream, (), (LaneName.PRISTINE,), self.timeout)
         planned = Planned(self.target, self.evidence)
         try:
             cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
         except UnavailableError as error:
             return Side(LaneVerdict.ERROR, str(error))
         return replace(cell, column=re.sub(r"[^\w.-]+", "_", candidate.label), tree=cell.tree or candidate.sha256)
-
-    def _dependencies(self, candidate: Candidate) -> tuple[str, ...]:
-        """Pin what a pack of `new` requires beside another release, as of the day after that release.
-
-        Where no wheels fit, it is empty: that release is tried with the pack's own dependencies.
-        """
-        script, cache = self.pack.definition.ordinary, self.session.cache
-        if script is None or not script.requires or candidate.upstream is None or cache.offline:
-            return ()
-        day_after = dt.date.fromisoformat(candidate.date) + dt.timedelta(days=2) if candidate.date else ""
-        package, *companions = script.requires
-        requirements = "\n".join([f"{package}=={candidate.label}", *companions])
-        cache.tell(f"resolving what {package} {candidate.label} requires")
-        try:
-            pinned = uv.resolve_pins(
-                requirements, self.session.host.python, f"{day_after}T00:00:00Z" if day_after else ""
-            )
-        except uv.UvError:
-            return ()
-        package_name = canonicalize_name(self.pack.definition.upstream.package)
-        return tuple(pin for pin in uv.PIN.findall(pinned) if canonicalize_name(pin.partition("==")[0]) != package_name)
 
     def _entry(self, candidate: Candidate, cell: Cell | Side, account: Account) -> Entry | None:
         side = cell if isinstance(cell, Side) else side_of(self.session, cell, account)
