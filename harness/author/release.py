@@ -11,14 +11,13 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from harness.author.script import Script
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.host.host import Host
 from harness.pack.model import Upstream
-from harness.upstream import download, metadata, package_index, tree, uv
+from harness.upstream import download, metadata, tree, uv
 from harness.upstream.source import Source, SourceKind
 
 #: The folders of a repository in which its packages may lie. A wheel has them at its top.
@@ -27,7 +26,6 @@ ROOTS = ("", "src", "python", "lib")
 OF_INTERPRETER = "numpy<2.4"
 #: The Python that packs run on, and a version that none runs on.
 PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
-IMPORTS_TORCH = re.compile(rb"(?m)^[ \t]*(?:import|from) (?:torch|triton)\b")
 #: Stands in pack.toml for a repository that the release does not state.
 UNKNOWN = "https://example.org/TODO"
 
@@ -40,7 +38,7 @@ class Release:
     requires_python: str  # the range
     pinned: str  # the text of requirements.txt
     header: tuple[str, ...]  # the packages in the header of the script
-    needs_torch: bool  # whether the release or the script imports torch or triton
+    needs_torch: bool  # whether the script imports torch or triton
 
 
 def requirements_of(texts: tuple[str, ...]) -> list[Requirement]:
@@ -67,7 +65,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     subject, *companions = packages
     name = f"{subject.name}{_extras(subject)}"
     tell(f"looking up {subject.name}")
-    index, version = package_index.user_index(), _exact(subject)
+    version = next((spec.version for spec in subject.specifier if spec.operator == "=="), None)
     try:
         release = download.resolve(cache, subject.name, version, wheels_only=True)
     except HarnessError:  # no wheel for this Python: the source distribution is judged without a build
@@ -96,8 +94,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
             str(need) for need in project.requires if need.marker is None or need.marker.evaluate({"extra": ""})
         ]
     required += [OF_INTERPRETER] if script.is_interpreted else []
-    day = _day({package.name: _exact(package) for package in companions} | {subject.name: version}, index)
-    pinned = _compiled([*required, *map(str, companions)], host.python, day)
+    pinned = _compiled([*required, *map(str, companions)], host.python, release.date)
     # the release under test is not installed: its tree is on PYTHONPATH
     own_pin = rf"(?m)^{re.escape(canonicalize_name(subject.name))}(?:\[.*\])?==.*\n(?:[ \t].*\n)*"
     pinned = re.sub(own_pin, "", pinned)
@@ -108,10 +105,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
         for package, installed in interpreters.items()
         if package in script.imports
     ]
-    sources = (path for path in folder.rglob("*.py") if path.is_file())
-    needs_torch = not interpreters.keys().isdisjoint(script.imports) or any(
-        IMPORTS_TORCH.search(path.read_bytes()) for path in sources
-    )
+    needs_torch = not interpreters.keys().isdisjoint(script.imports)
     return Release(upstream, _python(project.requires_python), pinned, tuple(dict.fromkeys(header)), needs_torch)
 
 
@@ -123,9 +117,13 @@ def _pin(requirement: Requirement, pinned: str) -> str:
 
 
 def _compiled(requirements: list[str], python: str, day: str) -> str:
-    """Resolve requirements as of a day, or as of today where that day had no wheels for this Python."""
+    """Resolve requirements as of the day after a release, or as of today where that day had no wheels for this Python.
+
+    `day` is that of the release, YYYY-MM-DD; empty where the index states none.
+    """
+    after = f"{dt.date.fromisoformat(day) + dt.timedelta(days=2)}T00:00:00Z" if day else ""
     reason = ""
-    for date in dict.fromkeys((day, "")):
+    for date in dict.fromkeys((after, "")):
         try:
             return uv.resolve_pins("\n".join(requirements), python, date)
         except uv.UvError as error:
@@ -135,23 +133,6 @@ def _compiled(requirements: list[str], python: str, day: str) -> str:
 
 def _extras(requirement: Requirement) -> str:
     return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-
-
-def _exact(requirement: Requirement) -> str | None:
-    """Return the version that a requirement is pinned to, or None."""
-    return next((spec.version for spec in requirement.specifier if spec.operator == "=="), None)
-
-
-def _day(versions: dict[str, str | None], index: package_index.Index) -> str:
-    """Return the day after the last of these releases; empty where the index states no date."""
-    times = [
-        offer.file.upload_time
-        for package, version in versions.items()
-        if version is not None
-        for offer in index.offers(package)
-        if offer.version == Version(version) and offer.file.upload_time is not None
-    ]
-    return (max(times) + dt.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ") if times else ""
 
 
 def _modules(folder: Path, script: Script, release: str) -> tuple[str, tuple[str, ...]]:
