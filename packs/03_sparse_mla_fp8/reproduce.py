@@ -2,10 +2,10 @@
 # requires-python = ">=3.12,<3.13"
 # dependencies = ["megatron-core==0.19.2", "transformer-engine==2.12.0", "pydantic==2.12.5", "torch==2.13.0"]
 # ///
-"""Megatron's fused sparse MLA reads an FP8 query and key as silent copies, 2 times their bytes, or as 2 NULL pointers.
+"""Megatron's fused sparse MLA copies an FP8 query and key to bfloat16, 2 times their bytes, or gets 2 NULL pointers.
 
-The dtype of Transformer Engine's Float8Tensor is bfloat16, which it stands for, and its data_ptr() is 0. The dispatcher
-looks at the dtype alone, and its permute() dequantizes without a word. SparseMLA.apply gives the kernel the wrappers,
+No warning says so. A Float8Tensor of Transformer Engine reports the dtype that it stands for, and the data_ptr() 0. The
+dispatcher looks at the dtype alone, and its permute() dequantizes. SparseMLA.apply gives the kernel the Float8Tensors,
 two NULL pointers, if the batch is 2 or more and lengths are multiples of 256. Plain bfloat16 must be right.
 Since https://github.com/NVIDIA/Megatron-LM/pull/5049. Without a GPU, the kernel, tilelang and TE's extension are mocks.
 

@@ -4,7 +4,7 @@
 # ///
 """On a Hopper GPU cross_entropy_fusion_impl="linear" raises `ValueError: Unsupported architecture: 9`.
 
-A model is built, and its first forward with labels raises. With the patch the loss and both gradients are those of
+A model can be built, but its first forward with labels raises. With the patch the loss and both gradients are those of
 torch.nn.functional.cross_entropy in float64. Without a GPU, torch answers as on a host with a Hopper.
 Cause: Platform in megatron/core/fusions/fused_linear_cross_entropy.py accepts compute capability 10 alone. The fusion
 is on the branch dev only. Related: https://github.com/NVIDIA/Megatron-LM/pull/3345

@@ -2,10 +2,11 @@
 # requires-python = ">=3.12,<3.13"
 # dependencies = ["numpy==2.3.5", "packaging==26.3", "torch==2.13.0"]
 # ///
-"""The checkpoint of a GTP model is refused if an fp32 parameter comes before in_proj in the bf16 optimizer.
+"""Saving a GTP model is refused if an fp32 parameter comes before in_proj in the bf16 optimizer.
 
-The optimizer saves in_proj's fp32 copy as out_proj. _backfill_gtp_sharded_param_map counts the float16 parameters
-alone; the map that it fills counts all. Only on branch main. Related: https://github.com/NVIDIA/Megatron-LM/pull/5929
+GTP is generalized tensor parallelism. The optimizer saves in_proj's fp32 copy as out_proj.
+_backfill_gtp_sharded_param_map counts the float16 parameters alone; the map that it fills counts all. Only on branch
+main. Related: https://github.com/NVIDIA/Megatron-LM/pull/5929
 
     PYTHONPATH=CHECKOUT uv run reproduce.py    # branch main: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """

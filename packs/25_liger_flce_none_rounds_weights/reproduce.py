@@ -34,7 +34,7 @@ def changed(dtype):
         gradients += torch.autograd.grad((losses * weight).sum(), hidden)
     different = (gradients[0] != gradients[1]).sum().item()
     print(f"{dtype}: {different} of {hidden.numel()} elements change with the weight; expected: more than half")
-    return different > hidden.numel() // 2
+    return different > hidden.numel() // 2  # not all: bfloat16 also rounds the gradient, which hides some changes
 
 
 if not changed(torch.float32):
