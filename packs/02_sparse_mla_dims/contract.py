@@ -62,7 +62,7 @@ CONFIGURED = (  # latent, RoPE, heads (5 are padded to 16, 128 are two blocks of
     (64, 32, 128, 192, 0.125),
     (576, 64, 16, 64, None),
 )
-LAUNCHED = CONFIGURED[:4]  # on a GPU, where each shape is compiled for a minute; data/dims.md has the others
+LAUNCHED = CONFIGURED[:4]  # on a GPU, where each shape is compiled for a minute
 
 
 class Case(NamedTuple):

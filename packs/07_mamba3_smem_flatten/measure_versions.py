@@ -5,8 +5,7 @@
 --dependencies names merged dependency sets of pack.toml. No GPU is needed, nvcc is. A cell is one kernel of one tree,
 lowered by one tilelang for one architecture at the sizes of contract.py; it runs in a process of its own, and takes
 a minute or more. Results go to data/versions.json as they come, and cells that are there already are not run again;
-at the end data/versions.md is written anew from them. data/variants.md was made in the same way from trees with
-other changes than fix.patch, which are data/variant_*.patch.
+at the end data/versions.md is written anew from them.
 """
 
 import argparse

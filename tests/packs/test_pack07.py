@@ -1,4 +1,4 @@
-"""Pack 07: its reference is the recurrence, its reading of CUDA tells a pointer from TMA, its table is its data."""
+"""Pack 07: its reference is the recurrence, its reading of CUDA tells a pointer from TMA."""
 
 from __future__ import annotations
 
@@ -58,10 +58,6 @@ print(json.dumps([distances(*case) for case in json.loads(sys.argv[1])]))
 """
 WAYS = "import json, sys, contract; print(json.dumps(contract.ways(sys.stdin.read())))"
 SHARED_MEMORY = "import sys, contract; print(contract.shared_memory(sys.stdin.read()))"
-TABLE = """
-import json, measure_time
-print(measure_time.table(json.loads(open("data/time.json").read())["shapes"]), end="")
-"""
 
 
 def _asked(code: str, *given: str, text: str = "") -> str:
@@ -100,10 +96,6 @@ def test_how_a_kernel_reaches_q_and_k(parameters: str, body: str, wanted: dict[s
     declared = f'extern "C" __global__ void kernel({parameters})'
     source = f"{declared};\n{declared} {{\n{loads}}}\n"
     assert json.loads(_asked(WAYS, text=source)) == wanted
-
-
-def test_the_table_of_times_is_its_data() -> None:
-    assert _asked(TABLE) == (FOLDER / "data/time.md").read_text()
 
 
 def test_the_shared_memory_is_the_last_argument_of_the_launch() -> None:
