@@ -70,7 +70,7 @@ class Thread:
 
     url: forms.ThreadUrl
     state: ThreadState  # on that date
-    date: dt.date  # of the copy that was read
+    date: dt.date  # of its merge, or else of the copy that was read
     says: forms.Text  # about these lines, in one sentence
 
 

@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.optimizer import OptimizerConfig
-from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, _backfill_gtp_sharded_param_map
 from torch.utils._pytree import tree_leaves, tree_map
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
@@ -149,3 +149,12 @@ def test_a_parameter_outside_the_models_state_is_refused(layout):
     del trained.model[f"layers.{layout.index('p')}.p"]
     with pytest.raises((KeyError, ValueError), match=r"\d"):
         trained.state()
+
+
+@pytest.mark.control  # as upstream's test_gtp_dcp.py calls it
+def test_backfill_takes_a_list_of_groups():
+    trained, entries = Trained("gpw"), {}
+    groups = [[trained.params["layers.0.g"]], [trained.params["layers.1.p"], trained.params["layers.2.w"]]]
+    with OnHost():
+        _backfill_gtp_sharded_param_map(entries, groups, trained.model)
+    assert {number: entry.key for number, entry in entries.items()} == {0: "layers.0.g", 2: "layers.2.w"}
