@@ -16,12 +16,12 @@ from harness.core.errors import HarnessError
 from harness.core.words import UNJUDGED, LaneName, Verdict
 from harness.lane import script
 from harness.lane.cell import Cell
-from harness.mutate import fates, generated, mutants
-from harness.mutate.mutants import Origin
+from harness.mutate import changes, fates, generated
 from harness.pack.model import Pack
 from harness.receipt import receipt, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT
 from harness.receipt.strength import Fate, MutantRecord, Strength
+from harness.receipt.wrong_fixes import Origin
 from harness.schedule import lanes
 from harness.schedule.session import Session
 from harness.upstream import tree
@@ -99,7 +99,7 @@ class Campaign:
     def run(self, cells: list[Cell]) -> list[Result]:
         """Judge the mutants of cells. KeyboardInterrupt: the user interrupted."""
         for pack in {cell.pack.name: cell.pack for cell in cells}.values():
-            mutants.exemptions(pack)  # raises its errors before a lane runs
+            fates.exemptions(pack)  # raises its errors before a lane runs
         results, confirmed = self._judged(cells)
         trials = [trial for reference in confirmed for trial in self._trials(reference)]
         self._judge(trials)
@@ -140,20 +140,25 @@ class Campaign:
 
     def _trials(self, reference: Outcome) -> list[_Trial]:
         """Choose the mutants of a pack on a target, and write their patches."""
-        pack = reference.cell.pack
+        pack, trials = reference.cell.pack, []
         pristine = tree.materialize(self.session.cache, pack.definition.upstream, reference.cell.source)
         fix = generated.fix_of(pack, pristine)
         candidates, seed = generated.candidates(fix, reference.cell.stated.loads), pack.definition.strength.seed
-        handwritten = mutants.handwritten(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
-        trials = []
-        for wrong_fix in [*handwritten, *generated.sample(fix, candidates, self.order.number_of(pack), seed)]:
-            mutant = generated.with_release_patch(wrong_fix, pack, pristine, fix)
-            folder, path = self.folder / pack.name, mutant.path
-            file = folder / "on_release" / f"{mutant.slug}.patch"
-            files.write_atomic(file, mutant.release_patch)
+        handwritten = wrong_fixes.handwritten(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
+        for mutant in [*handwritten, *generated.sample(fix, candidates, self.order.number_of(pack), seed)]:
+            folder, path, text = self.folder / pack.name, mutant.path, mutant.release_patch
+            fate, reason = Fate.EQUIVALENT if mutant.equivalence else Fate.UNJUDGED, mutant.equivalence
             if mutant.origin == Origin.GENERATED:  # in the form that mutants/ takes
                 path = folder / f"{mutant.slug}.patch"
                 files.write_atomic(path, mutant.patch)
+            else:
+                try:
+                    effect = generated.effect(mutant, pack, pristine, fix)
+                    text = changes.format_patch(f"{mutant.why}\n", effect.old, effect.new)
+                except ValueError as error:
+                    reason = f"its patch does not apply: {error}"
+            file = folder / "on_release" / f"{mutant.slug}.patch"
+            files.write_atomic(file, text)
             cell = replace(
                 reference.cell,
                 lanes=(LaneName.PATCHED,),
@@ -163,8 +168,9 @@ class Campaign:
                 column=mutant.slug,
                 timeout=_timeout(reference, 1),
             )
-            is_waiting = not mutant.equivalence and not mutant.misfit
-            trials.append(_Trial(reference, cell, mutant.initial_record, (path,), is_waiting))
+            words = (mutant.name, mutant.origin, mutant.operator, mutant.why, mutant.sha256)
+            record = MutantRecord(*words, fate, reason=reason)
+            trials.append(_Trial(reference, cell, record, (path,), is_waiting=not reason))
         return trials
 
     def _judge(self, trials: list[_Trial]) -> None:
@@ -191,7 +197,7 @@ class Campaign:
 
     def _result(self, reference: Outcome, trials: list[_Trial]) -> Result:
         cell, host, pack = reference.cell, self.session.host, reference.cell.pack
-        exemptions = {entry.name: entry for entry in mutants.exemptions(pack) if entry.covers(cell.target)}
+        exemptions = {entry.name: entry for entry in fates.exemptions(pack) if entry.covers(cell.target)}
         records = tuple(fates.apply_exemption(trial.record, exemptions.get(trial.record.name)) for trial in trials)
         measurement = Strength(
             schema=strength.SCHEMA,
@@ -228,32 +234,20 @@ def _unmeasured(cell: Cell) -> str:
     return ""
 
 
-def mutant_names(pack: Pack, fix: generated.Fix) -> set[str]:
-    """Return the names of all mutants of a pack: the handwritten ones, and those that any target can generate."""
-    names = {mutant.name for origin in mutants.FOLDERS for mutant in mutants.handwritten(pack, origin)}
-    for target in pack.definition.targets.values():
-        names |= {candidate.name for candidate in generated.candidates(fix, target.loads)}
-    return names
-
-
 def refuse_second_sight(cells: Iterable[Cell]) -> None:
     """Raise HarnessError where a pack has no unseen wrong fix to record, or its checks have met one already."""
     for cell in cells:
-        pack = cell.pack
-        unseen = mutants.handwritten(pack, Origin.UNSEEN)
+        pack, folder = cell.pack, wrong_fixes.FOLDERS[Origin.UNSEEN]
+        unseen = wrong_fixes.identities(pack, Origin.UNSEEN)
         if not unseen:
-            raise HarnessError(
-                f"{pack.name}: no {wrong_fixes.UNSEEN}/*.patch. "
-                "Next: let somebody who has not read the contract write some"
-            )
-        handwritten = {sha256: f"mutants/{name}.patch" for name, sha256 in wrong_fixes.identities(pack).items()}
-        places = {mutant.name: handwritten[mutant.sha256] for mutant in unseen if mutant.sha256 in handwritten}
+            step = "Next: let somebody who has not read the contract write some"
+            raise HarnessError(f"{pack.name}: no {folder}/*.patch. {step}")
+        own = {sha256: f"mutants/{name}.patch" for name, sha256 in wrong_fixes.identities(pack).items()}
+        places = {name: own[sha256] for name, sha256 in unseen.items() if sha256 in own}
         if recorded := strength.find(pack, cell.target, str(cell.evidence or ""), FIRST_SIGHT):
-            pairs = strength.match_names(pack, recorded, wrong_fixes.UNSEEN)
+            pairs = strength.match_names(pack, recorded, Origin.UNSEEN)
             places |= {name: f"recorded on {recorded.date}" for _, name in pairs}
         if places:
             listing = ", ".join(f"{name} ({place})" for name, place in places.items())
-            raise HarnessError(
-                f"--record: {pack.name}/{wrong_fixes.UNSEEN}: the pack was shown {listing}. "
-                "Next: --unseen without --record, or a set of others"
-            )
+            step = "Next: --unseen without --record, or a set of others"
+            raise HarnessError(f"--record: {pack.name}/{folder}: the pack was shown {listing}. {step}")

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.core import files, git
-from harness.mutate import changes, generated, mutants
+from harness.mutate import changes, generated
 from harness.mutate.generated import Fix
-from harness.mutate.mutants import Mutant
 from harness.pack.model import Pack
+from harness.receipt import wrong_fixes
+from harness.receipt.wrong_fixes import Mutant
 from harness.upstream import patch
 from harness.upstream.tree import Tree
 
@@ -26,7 +27,7 @@ def rebase(pack: Pack, pristine: Tree) -> Iterator[tuple[str, str]]:
     where fix.patch does not fit the pinned tree.
     """
     fix = generated.fix_of(pack, pristine)
-    handwritten = [mutant for origin in mutants.FOLDERS for mutant in mutants.handwritten(pack, origin)]
+    handwritten = [mutant for origin in wrong_fixes.FOLDERS for mutant in wrong_fixes.handwritten(pack, origin)]
     on_top = [mutant for mutant in handwritten if not mutant.is_whole]
     paths = {path for mutant in on_top for path in changes.parse(mutant.patch)}
     on_fix = {path: generated.pinned_text(path, pack, pristine) for path in paths} | fix.new

@@ -14,13 +14,16 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from harness.core.errors import HarnessError
+from harness.core.structure import Form
 from harness.core.words import Evidence
 from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed
+from harness.receipt.wrong_fixes import Origin
 
 SCHEMA = 1
 AGAIN = "runner.py mutate --record"
@@ -82,7 +85,7 @@ class Strength:
     size and the seed of the sample. `upstream` is the sha256 of the release.
     """
 
-    schema: int
+    schema: Annotated[int, Form(f"{SCHEMA}, which this runner knows", SCHEMA.__eq__)]
     pack: str
     target: str
     evidence: Evidence
@@ -102,6 +105,15 @@ class Strength:
     command: str
     mutants: tuple[MutantRecord, ...]
     measured_at: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the counts are not those of the mutants."""
+        counts = (
+            count(mutant for mutant in self.mutants if mutant.origin != "generated"),
+            count(mutant for mutant in self.mutants if mutant.origin == "generated"),
+        )
+        if (self.own, self.made) != counts:
+            raise ValueError("its numbers are not those of its mutants")
 
     @property
     def whole(self) -> Count:
@@ -134,8 +146,9 @@ def file_name(target: str, evidence: Evidence, kind: str = STRENGTH) -> str:
 def load(path: Path) -> Strength:
     """Load a record, or raise HarnessError that names the file and every error in it."""
     record = receipt.load_as(path, Strength, AGAIN)
-    if record.schema != SCHEMA:
-        raise HarnessError(f"{path.name}: not of schema {SCHEMA}. Next: {AGAIN}")
+    if (record.pack, record.name) != (path.parent.parent.name, path.name):
+        text = f"it speaks of {record.pack} {record.target} ({record.evidence})"
+        raise HarnessError(f"{path.name}: {text}. Next: {AGAIN}")
     return record
 
 
@@ -187,12 +200,12 @@ def missing_reason(pack: Pack) -> str:
     return "not measured" if pack.definition.has_patch else "no patch"
 
 
-def match_names(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, str]]:
-    """Pair the names of a record's wrong fixes with the names of the same wrong fixes in a folder of the pack.
+def match_names(pack: Pack, recorded: Strength, origin: Origin) -> list[tuple[str, str]]:
+    """Pair the names of a record's wrong fixes with the names of the same ones among the handwritten of one origin.
 
     They are the same where they make the same of the release. Once fix.patch changed, equal names count, too.
     """
-    identities = wrong_fixes.identities(pack, folder)
+    identities = wrong_fixes.identities(pack, origin)
     by_name = staleness.patch_changed(pack.patch, recorded.patch)
     return [
         (mutant.name, name)
@@ -204,7 +217,7 @@ def match_names(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, 
 
 def open_mutants(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list[MutantRecord]:
     """List the wrong fixes that passed at first sight and are neither in mutants/ nor among the `covered` names."""
-    closed_names = {*covered, *(name for name, _ in match_names(pack, first, wrong_fixes.OWN))}
+    closed_names = {*covered, *(name for name, _ in match_names(pack, first, Origin.OWN))}
     open_mutants = (mutant for mutant in first.mutants if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED))
     return [mutant for mutant in open_mutants if mutant.name not in closed_names]
 

@@ -52,8 +52,9 @@ class Checker:
         receipts, stale_findings, errors = self._judge_receipts()
         errors += self._script_errors() + self._patch_file_errors() + self._patch_tree_errors()
         errors += [*report.errors(self.pack), *self._ask_errors([*receipts.values()]), *self._workaround_errors()]
-        mutant_errors, warnings = wrong_fixes.errors(self.pack, self._pinned_tree())
-        findings = [Finding(self.pack.name, text) for text in (*errors, *mutant_errors)]
+        warnings: list[str] = []
+        errors += wrong_fixes.errors(self.pack, self._pinned_tree(), warnings)
+        findings = [Finding(self.pack.name, text) for text in errors]
         findings += self._missing_receipts(receipts) + stale_findings
         findings += [Finding(self.pack.name, text, warning=True) for text in warnings]
         return findings + self._ask_findings() + self._suite_findings()

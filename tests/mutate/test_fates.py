@@ -9,7 +9,7 @@ import pytest
 from harness.core.words import LaneName, LaneVerdict, Role
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
 from harness.mutate import fates
-from harness.mutate.mutants import Listed, ListedElsewhere
+from harness.mutate.fates import Listed, ListedElsewhere
 from harness.receipt.strength import Fate, MutantRecord, count
 from testing.laid_out import HOST
 
