@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -21,7 +21,7 @@ from harness.host.host import Host
 from harness.mutate import campaign, output, rebase
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.pack.model import Pack
-from harness.receipt import writer
+from harness.receipt import receipt, writer
 from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of, copied_inputs
@@ -129,9 +129,10 @@ def _record(results: list[Result], cache: Cache, host: Host) -> None:
     """Write the mutation scores into the packs' receipts."""
     for result in results:
         if result.strength is not None:
-            scrub = writer.scrubber(result.cell.pack, cache, host, None, {})
-            path = output.record(result.strength, result.cell.pack.folder / "receipts", scrub)
-            terminal.echo(f"recorded {result.cell.pack.name}/receipts/{path.name}", err=True)
+            pack, name = result.cell.pack, result.strength.name
+            document = writer.scrubber(pack, cache, host, None, {}).document(asdict(result.strength), "strength")
+            files.write_atomic(pack.folder / "receipts" / name, receipt.to_json(document))
+            terminal.echo(f"recorded {pack.name}/receipts/{name}", err=True)
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_recorded: bool, is_json: bool) -> None:

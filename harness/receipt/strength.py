@@ -27,8 +27,6 @@ from harness.receipt.wrong_fixes import Origin
 
 SCHEMA = 1
 AGAIN = "runner.py mutate --record"
-#: The words for wrong fixes in code that a target does not run.
-NOT_RUN_HERE = "more in code that only another target runs"
 
 
 class Fate(StrEnum):
@@ -75,6 +73,9 @@ class Count:
     unjudged: int
     equivalent: int
     elsewhere: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.killed} of {self.of}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Strength:
     @property
     def name(self) -> str:
         """The file's name."""
-        return file_name(self.target, self.evidence, FIRST_SIGHT if self.is_first_sight else STRENGTH)
+        return f"{FIRST_SIGHT if self.is_first_sight else STRENGTH}{self.target}.{self.evidence}.json"
 
     @property
     def is_first_sight(self) -> bool:
@@ -136,11 +137,6 @@ def count(mutants: Iterable[MutantRecord]) -> Count:
     fates = [mutant.fate for mutant in mutants]
     number = {str(fate): fates.count(fate) for fate in Fate}
     return Count(of=sum(fate not in NOT_JUDGED_HERE for fate in fates), **number)
-
-
-def file_name(target: str, evidence: Evidence, kind: str = STRENGTH) -> str:
-    """Return the file name of the record of one target; it begins with `kind`."""
-    return f"{kind}{target}.{evidence}.json"
 
 
 def load(path: Path) -> Strength:
@@ -159,22 +155,10 @@ def files_of(pack: Pack, kind: str = STRENGTH) -> list[Path]:
 
 def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Strength | None:
     """Return the record of one target with that evidence; None where it is missing or cannot be read."""
-    if not evidence:
-        return None
-    path = pack.folder / "receipts" / file_name(target, Evidence(evidence), kind)
     try:
-        return load(path) if path.exists() else None
+        return load(pack.folder / "receipts" / f"{kind}{target}.{evidence}.json")
     except HarnessError:  # `check` says why
         return None
-
-
-def at_first_sight(pack: Pack, target: str, evidence: str) -> Strength | None:
-    """Return the record of unseen wrong fixes on one target; None where nobody recorded it.
-
-    A record with that evidence comes first, then the strongest other one: the figure cannot be measured again.
-    """
-    order = [Evidence(evidence), *(word for word in Evidence if word != evidence)] if evidence else []
-    return next((record for word in order if (record := find(pack, target, word, FIRST_SIGHT))), None)
 
 
 def stale(pack: Pack, strength: Strength) -> list[str]:
@@ -193,11 +177,6 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
     if target is None or strength.evidence not in target.evidence:
         findings.append(f"pack.toml lists no {strength.evidence} evidence for {strength.target}")
     return findings
-
-
-def missing_reason(pack: Pack) -> str:
-    """Say why there is no record: nobody measured it, or the pack has no patch that a wrong fix could replace."""
-    return "not measured" if pack.definition.has_patch else "no patch"
 
 
 def match_names(pack: Pack, recorded: Strength, origin: Origin) -> list[tuple[str, str]]:
@@ -225,16 +204,19 @@ def open_mutants(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> li
 def summary(pack: Pack, target: str, evidence: str) -> str:
     """Write how many wrong fixes were refused, such as ``38 of 40, 2026-11-21; 7 of 10 at first sight``.
 
-    It says STALE only for reasons that a bundle shows: the pack's own wrong fixes are no part of a bundle.
+    It says STALE only for reasons that a bundle shows: the pack's own wrong fixes are no part of a bundle. The figure
+    at first sight cannot be measured again: where none has that evidence, the strongest other one stands there.
     """
-    record, first_sight = find(pack, target, evidence), at_first_sight(pack, target, evidence)
-    text = missing_reason(pack)
+    record = find(pack, target, evidence)
+    text = "not measured" if pack.definition.has_patch else "no patch"
     if record:
         elsewhere = f" (+{record.whole.elsewhere} elsewhere)" if record.whole.elsewhere else ""
-        text = f"{record.whole.killed} of {record.whole.of}{elsewhere}, {record.date}"
+        text = f"{record.whole}{elsewhere}, {record.date}"
         text += f" at commit {record.measured_at[:12]}" if record.measured_at else ""
         text += "" if {judges.CHANGED, staleness.PATCH_CHANGED}.isdisjoint(stale(pack, record)) else " STALE"
+    words = sorted(Evidence, key=lambda word: word != evidence) if evidence else []
+    first_sight = next((record for word in words if (record := find(pack, target, word, FIRST_SIGHT))), None)
     if first_sight:
         evidence_note = "" if first_sight.evidence == evidence else f" ({first_sight.evidence})"
-        text += f"; {first_sight.whole.killed} of {first_sight.whole.of} at first sight{evidence_note}"
+        text += f"; {first_sight.whole} at first sight{evidence_note}"
     return text
