@@ -14,7 +14,6 @@ from pathlib import Path
 from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import UNJUDGED, LaneName, Verdict
-from harness.lane import script
 from harness.lane.cell import Cell
 from harness.mutate import changes, fates, generated
 from harness.pack.model import Pack
@@ -31,8 +30,6 @@ from harness.verdict.pack_verdict import Judgement
 #: The time limit of a mutant's lane: a factor on the seconds of the fix's own lane, and seconds on top. That lane may
 #: have found its kernels compiled, and fewer lanes beside it.
 LONGEST_FACTOR, LONGEST_BESIDES = 10.0, 60.0
-#: The most characters of an exception in a reason.
-LONGEST_EXCEPTION = 200
 #: Verdicts on a pack that say nothing against it; None: this host cannot show the target.
 NEUTRAL = UNJUDGED | {None}
 
@@ -100,7 +97,10 @@ class Campaign:
         """Judge the mutants of cells. KeyboardInterrupt: the user interrupted."""
         for pack in {cell.pack.name: cell.pack for cell in cells}.values():
             fates.exemptions(pack)  # raises its errors before a lane runs
-        results, confirmed = self._judged(cells)
+        results = {cell.name: Result(cell, None, reason) for cell in cells if (reason := _unmeasured(cell))}
+        references = self._lanes([cell for cell in cells if cell.name not in results])
+        results |= {name: _refused(reference) for name, reference in references.items()}
+        confirmed = [reference for name, reference in references.items() if not results[name].problem]
         trials = [trial for reference in confirmed for trial in self._trials(reference)]
         self._judge(trials)
         for trial in trials:
@@ -120,23 +120,8 @@ class Campaign:
         account = lanes.run(self.session, cells, receipts=False)
         if account.interrupted:
             raise KeyboardInterrupt("the same command goes on from here")
-        return account.results
-
-    def _judged(self, cells: list[Cell]) -> tuple[dict[str, Result], list[Outcome]]:
-        """Run both lanes of each pack; return the results of packs that tell nothing, and the outcomes that confirm."""
-        results = {cell.name: Result(cell, None, reason) for cell in cells if (reason := _unmeasured(cell))}
-        tried = [cell for cell in cells if cell.name not in results]
-        outcomes = self._lanes(tried)
-        confirmed = []
-        for cell in tried:
-            outcome = outcomes.get(cell.name) or Outcome(cell, Judgement(Verdict.ERROR, "it was not judged"))
-            verdict, reason = outcome.judgement.verdict, outcome.judgement.reason
-            if verdict == Verdict.CONFIRMED:
-                confirmed.append(outcome)
-                continue
-            problem = f"its own fix gives {verdict}, so that wrong ones say nothing"
-            results[cell.name] = Result(cell, None, f"{problem}: {reason}" if reason else problem, verdict)
-        return results, confirmed
+        unjudged = {cell.name: Outcome(cell, Judgement(Verdict.ERROR, "it was not judged")) for cell in cells}
+        return unjudged | account.results
 
     def _trials(self, reference: Outcome) -> list[_Trial]:
         """Choose the mutants of a pack on a target, and write their patches."""
@@ -178,22 +163,15 @@ class Campaign:
         waiting = [trial for trial in trials if trial.is_waiting]
         outcomes = self._lanes([trial.cell for trial in waiting])
         for trial in waiting:
-            cell = trial.cell
-            outcome = outcomes.get(cell.name)
-            end = next(iter(outcome.last), None) if outcome else None
-            record = fates.fate_of_lane(replace(trial.record, reason=""), trial.reference.pristine, end)
-            is_inconclusive = end is not None and fates.is_inconclusive(end.record)
-            if outcome and end is None:
-                record = replace(record, reason=outcome.judgement.reason)
-            elif cell.alone and record.fate == Fate.UNJUDGED:
-                record = replace(record, reason=f"{record.reason} (run twice, the second time alone)")
-            if end is not None and end.log is not None:
-                log = self.session.folder / end.log.file
-                trial.files = (trial.files[0], log)
-                exception = script.last_exception(log.read_text("utf-8", errors="replace"))[:LONGEST_EXCEPTION]
-                if is_inconclusive and record.fate == Fate.UNJUDGED and exception not in record.reason:
-                    record = replace(record, reason=f"{exception}: {record.reason}")
-            trial.record, trial.is_waiting = record, is_inconclusive
+            outcome, record = outcomes[trial.cell.name], trial.record
+            trial.record, trial.is_waiting = replace(record, reason=outcome.judgement.reason), False
+            for end in outcome.last:
+                record = fates.fate_of_lane(replace(record, reason=""), trial.reference.pristine, end)
+                if trial.cell.alone and record.fate == Fate.UNJUDGED:
+                    record = replace(record, reason=f"{record.reason} (run twice, the second time alone)")
+                if end.log is not None:
+                    trial.files = (trial.files[0], self.session.folder / end.log.file)
+                trial.record, trial.is_waiting = record, fates.is_inconclusive(end.record)
 
     def _result(self, reference: Outcome, trials: list[_Trial]) -> Result:
         cell, host, pack = reference.cell, self.session.host, reference.cell.pack
@@ -221,6 +199,13 @@ class Campaign:
             mutants=records,
         )
         return Result(cell, measurement, "", Verdict.CONFIRMED, {trial.record.name: trial.files for trial in trials})
+
+
+def _refused(reference: Outcome) -> Result:
+    """Say why the lanes of a pack with its own fix tell nothing of wrong fixes, if so."""
+    verdict, reason = reference.judgement.verdict, reference.judgement.reason
+    problem = f"its own fix gives {verdict}, so that wrong ones say nothing{f': {reason}' if reason else ''}"
+    return Result(reference.cell, None, "" if verdict == Verdict.CONFIRMED else problem, verdict)
 
 
 def _unmeasured(cell: Cell) -> str:

@@ -84,16 +84,15 @@ def is_inconclusive(record: LaneRecord | None) -> bool:
     return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in conclusive
 
 
-def fate_of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd | None) -> MutantRecord:
+def fate_of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd) -> MutantRecord:
     """Judge a mutant by its lane: a failed check kills it, and so does UNSUPPORTED, since the pristine tree was judged.
 
     A maintainer runs script and contract alone. A mutant that only the comparison of the two lanes refuses has
     therefore survived, and `refused` says so.
     """
-    record = end.record if end else None
+    record = end.record
     if record is None:
-        reason = f"its patch does not apply: {end.stale}" if end else "it was not run"
-        return replace(mutant, fate=Fate.UNJUDGED, reason=reason)
+        return replace(mutant, fate=Fate.UNJUDGED, reason=f"its patch does not apply: {end.stale}")
     mutant = replace(mutant, seconds=round(record.seconds, 3))
     failed = tuple(check.name for check in record.checks if check.ok is False)
     if not failed and record.script.startswith(LaneVerdict.BUG_REPRODUCED):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
@@ -48,9 +47,6 @@ def _parts(result: Result) -> Iterator[Table | str]:
         origin = "" if mutant.origin == "generated" else f" ({mutant.origin})"
         table.add_row(mutant.fate, f"{mutant.name}{origin}", _by(mutant))
     yield table
-    checks = Counter(name for mutant in strength.mutants for name in mutant.by)
-    if checks:
-        yield "killed by check: " + ", ".join(f"{name} {number}" for name, number in checks.most_common())
     for mutant in result.open:
         yield f"{mutant.fate}: {mutant.name}: {', '.join(str(path) for path in result.files.get(mutant.name, ()))}"
     for mutant in strength.mutants:
@@ -112,10 +108,8 @@ def matrix(results: Iterable[Result]) -> str:
     parts: list[Table | str] = []
     for pack, refused in packs.items():
         needed = cover(refused)
-        table = Table("check", "refuses", "alone", "cover", box=None, title=pack, title_justify="left")
+        table = Table("check", "refuses", "cover", box=None, title=pack, title_justify="left")
         for name in [*needed, *sorted(refused.keys() - set(needed))]:
-            elsewhere = set().union(*(names for check, names in refused.items() if check != name))
-            alone = len(refused[name] - elsewhere)
-            table.add_row(name, str(len(refused[name])), str(alone), "needed" if name in needed else "")
+            table.add_row(name, str(len(refused[name])), "needed" if name in needed else "")
         parts += [table, f"{pack}: {len(needed)} of {len(refused)} checks refuse each wrong fix twice, where two do"]
     return render(parts)
