@@ -53,12 +53,6 @@ def fix_of(pack: Pack, pristine: Tree) -> Fix:
     return read(pack.patch.read_text(encoding="utf-8"), pack, pristine)
 
 
-def pinned_text(path: str, pack: Pack, pristine: Tree) -> str | None:
-    """Return the text of a file of the pinned tree by its path upstream; None where it is missing."""
-    file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
-    return file.read_bytes().decode() if file.is_file() else None
-
-
 def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     """Read what a patch makes of the pinned tree of a pack.
 
@@ -66,8 +60,10 @@ def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     patch does not fit, or its index lines name other files.
     """
     parsed, index_lines = changes.parse(text), {file.path: file for file in patch.parse(text)}
-    old = {path: pinned_text(path, pack, pristine) for path in parsed} | (base.old if base else {})
-    new = old | (base.new if base else {})
+    base, root = base or Fix({}, {}), pack.definition.upstream.source_root
+    pinned = {path: pristine.folder / pristine.path_here(path, root) for path in parsed}
+    old = {path: file.read_bytes().decode() if file.is_file() else None for path, file in pinned.items()} | base.old
+    new = old | base.new
     for path, runs in parsed.items():
         old_text, header = new[path], f"diff --git a/{path} b/{path}\n"
         if old_text is not None and f"{header}new file" in text:
