@@ -177,6 +177,7 @@ class Campaign:
         cell, host, pack = reference.cell, self.session.host, reference.cell.pack
         exemptions = {entry.name: entry for entry in fates.exemptions(pack) if entry.covers(cell.target)}
         records = tuple(fates.apply_exemption(trial.record, exemptions.get(trial.record.name)) for trial in trials)
+        own, made = strength.counts(records)
         measurement = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,
@@ -185,8 +186,8 @@ class Campaign:
             date=dt.datetime.now(dt.UTC).date().isoformat(),
             seed=pack.definition.strength.seed,
             generated=self.order.number_of(pack),
-            own=strength.count(record for record in records if record.origin != Origin.GENERATED),
-            made=strength.count(record for record in records if record.origin == Origin.GENERATED),
+            own=own,
+            made=made,
             probe=receipt.judged_by(pack),
             patch=receipt.hashed(pack.patch),
             upstream=pack.definition.upstream.sha256,

@@ -12,8 +12,7 @@ from harness.mutate.fates import Listed
 from harness.mutate.generated import Fix
 from harness.pack.model import Pack
 from harness.receipt import strength, wrong_fixes
-from harness.receipt.receipt import FIRST_SIGHT
-from harness.receipt.strength import NOT_JUDGED_HERE
+from harness.receipt.strength import NOT_JUDGED_HERE, Strength
 from harness.receipt.wrong_fixes import FOLDERS, WHOLE, Mutant, Origin
 from harness.upstream.tree import Tree
 
@@ -25,6 +24,11 @@ def errors(pack: Pack, pristine: Tree | None, warnings: list[str]) -> Iterator[s
     except HarnessError as error:
         yield str(error)
         return
+    yield from _file_errors(pack, pristine, exemptions)
+    yield from _record_errors(pack, exemptions, warnings)
+
+
+def _file_errors(pack: Pack, pristine: Tree | None, exemptions: list[Listed]) -> Iterator[str]:
     mutants = [mutant for origin in FOLDERS for mutant in wrong_fixes.handwritten(pack, origin)]
     fix, misfit = None, ""
     if pristine is not None and pack.patch.exists():
@@ -46,11 +50,10 @@ def errors(pack: Pack, pristine: Tree | None, warnings: list[str]) -> Iterator[s
         names = candidates | {mutant.name for mutant in mutants}
         unknown = [entry.name for entry in exemptions if entry.name not in names]
         yield from (f"mutants/equivalent.toml: no mutant {name!r}" for name in unknown)
-    yield from _strength_errors(pack, exemptions, warnings)
-    yield from _first_sight_errors(pack, exemptions, warnings)
 
 
-def _strength_errors(pack: Pack, exemptions: list[Listed], warnings: list[str]) -> Iterator[str]:
+def _record_errors(pack: Pack, exemptions: list[Listed], warnings: list[str]) -> Iterator[str]:
+    waiting, folder = wrong_fixes.identities(pack, Origin.UNSEEN), FOLDERS[Origin.UNSEEN]
     for path in strength.files_of(pack):
         try:
             recorded = strength.load(path)
@@ -58,38 +61,31 @@ def _strength_errors(pack: Pack, exemptions: list[Listed], warnings: list[str]) 
             yield str(error)
             continue
         covered = {entry.name for entry in exemptions if entry.covers(recorded.target)}
-        for mutant in recorded.mutants:
-            if mutant.fate in fates.OPEN and mutant.name not in covered:
-                yield f"{path.name}: {mutant.name}: {mutant.fate}, and mutants/equivalent.toml does not say why"
-            if mutant.fate in NOT_JUDGED_HERE and mutant.listed and mutant.name not in covered:
-                yield f"{path.name}: {mutant.name}: mutants/equivalent.toml lists it no more"
-        if reasons := strength.stale(pack, recorded):
-            step = f"Next: runner.py mutate {pack.name} --record"
-            warnings.append(f"{path.name}: STALE: {'; '.join(reasons)}. {step}")
-
-
-def _first_sight_errors(pack: Pack, exemptions: list[Listed], warnings: list[str]) -> Iterator[str]:
-    folder, judged = FOLDERS[Origin.UNSEEN], set[str]()
-    for path in strength.files_of(pack, FIRST_SIGHT):
-        try:
-            recorded = strength.load(path)
-        except HarnessError as error:
-            yield str(error)
+        if not recorded.is_first_sight:
+            yield from _strength_errors(pack, recorded, covered, warnings)
             continue
-        pairs = strength.match_names(pack, recorded, Origin.UNSEEN)
-        judged |= {name for _, name in pairs}
-        covered = (entry.name for entry in exemptions if entry.covers(recorded.target))
+        present = dict(strength.match_names(pack, recorded, Origin.UNSEEN))
+        waiting = {name: sha256 for name, sha256 in waiting.items() if name not in present.values()}
         names = [mutant.name for mutant in strength.open_mutants(pack, recorded, covered)]
-        for name in names:
-            if name not in dict(pairs):
-                yield f"{path.name}: {name} passed, and its patch is neither in {folder}/ nor in mutants/"
+        text = f"passed, and its patch is neither in {folder}/ nor in mutants/"
+        yield from (f"{path.name}: {name} {text}" for name in names if name not in present)
         if names:
             step = "Next: a check that refuses them, and then mutants/"
             warnings.append(f"{path.name}: still open: {', '.join(names)}. {step}")
-    waiting = [name for name in wrong_fixes.identities(pack, Origin.UNSEEN) if name not in judged]
     if waiting:
         step = f"Next: runner.py mutate {pack.name} --unseen --record"
         warnings.append(f"{folder}/: not judged yet: {', '.join(waiting)}. {step}")
+
+
+def _strength_errors(pack: Pack, recorded: Strength, covered: set[str], warnings: list[str]) -> Iterator[str]:
+    for mutant in recorded.mutants:
+        if mutant.fate in fates.OPEN and mutant.name not in covered:
+            yield f"{recorded.name}: {mutant.name}: {mutant.fate}, and mutants/equivalent.toml does not say why"
+        if mutant.fate in NOT_JUDGED_HERE and mutant.listed and mutant.name not in covered:
+            yield f"{recorded.name}: {mutant.name}: mutants/equivalent.toml lists it no more"
+    if reasons := strength.stale(pack, recorded):
+        step = f"Next: runner.py mutate {pack.name} --record"
+        warnings.append(f"{recorded.name}: STALE: {'; '.join(reasons)}. {step}")
 
 
 def _mutant_errors(pack: Pack, mutant: Mutant, pristine: Tree | None, fix: Fix | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ day, and is never stale. A later set replaces it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -109,11 +109,7 @@ class Strength:
 
     def __post_init__(self) -> None:
         """Raise ValueError where the counts are not those of the mutants."""
-        counts = (
-            count(mutant for mutant in self.mutants if mutant.origin != "generated"),
-            count(mutant for mutant in self.mutants if mutant.origin == "generated"),
-        )
-        if (self.own, self.made) != counts:
+        if (self.own, self.made) != counts(self.mutants):
             raise ValueError("its numbers are not those of its mutants")
 
     @property
@@ -139,6 +135,12 @@ def count(mutants: Iterable[MutantRecord]) -> Count:
     return Count(of=sum(fate not in NOT_JUDGED_HERE for fate in fates), **number)
 
 
+def counts(mutants: Sequence[MutantRecord]) -> tuple[Count, Count]:
+    """Count the fates of handwritten wrong fixes, and those of generated ones."""
+    made = count(mutant for mutant in mutants if mutant.origin == Origin.GENERATED)
+    return count(mutant for mutant in mutants if mutant.origin != Origin.GENERATED), made
+
+
 def load(path: Path) -> Strength:
     """Load a record, or raise HarnessError that names the file and every error in it."""
     record = receipt.load_as(path, Strength, AGAIN)
@@ -148,9 +150,9 @@ def load(path: Path) -> Strength:
     return record
 
 
-def files_of(pack: Pack, kind: str = STRENGTH) -> list[Path]:
-    """List the files of a pack's records; their names begin with `kind`."""
-    return sorted((pack.folder / "receipts").glob(f"{kind}*.json"))
+def files_of(pack: Pack) -> list[Path]:
+    """List the files of a pack's records: of strength, then of first sights."""
+    return [path for kind in (STRENGTH, FIRST_SIGHT) for path in sorted(pack.folder.glob(f"receipts/{kind}*.json"))]
 
 
 def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Strength | None:
@@ -163,20 +165,21 @@ def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Streng
 
 def stale(pack: Pack, strength: Strength) -> list[str]:
     """Say why a record is STALE; empty where it is fresh."""
-    findings = []
-    if not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning):
-        findings.append(judges.CHANGED)  # a record that names its commit speaks of the checks of that commit
-    findings += [staleness.PATCH_CHANGED] if staleness.patch_changed(pack.patch, strength.patch) else []
-    findings += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
     recorded = {mutant.name: mutant.sha256 for mutant in strength.mutants if mutant.origin == "own"}
-    findings += ["its own wrong fixes changed"] if recorded != wrong_fixes.identities(pack) else []
-    settings = pack.definition.strength
-    stated_sample, recorded_sample = (settings.seed, settings.generated), (strength.seed, strength.generated)
-    findings += ["pack.toml states another sample"] if stated_sample != recorded_sample else []
-    target = pack.definition.targets.get(strength.target)
-    if target is None or strength.evidence not in target.evidence:
-        findings.append(f"pack.toml lists no {strength.evidence} evidence for {strength.target}")
-    return findings
+    settings, target = pack.definition.strength, pack.definition.targets.get(strength.target)
+    # a record that names its commit speaks of the checks of that commit
+    is_changed = not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning)
+    reasons = {
+        judges.CHANGED: is_changed,
+        staleness.PATCH_CHANGED: staleness.patch_changed(pack.patch, strength.patch),
+        "the pinned release changed": strength.upstream != pack.definition.upstream.sha256,
+        "its own wrong fixes changed": recorded != wrong_fixes.identities(pack),
+        "pack.toml states another sample": (settings.seed, settings.generated) != (strength.seed, strength.generated),
+        f"pack.toml lists no {strength.evidence} evidence for {strength.target}": (
+            target is None or strength.evidence not in target.evidence
+        ),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def match_names(pack: Pack, recorded: Strength, origin: Origin) -> list[tuple[str, str]]:

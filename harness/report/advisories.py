@@ -8,11 +8,11 @@ more: it begins at the last wrong version and ends at the right version that fol
 from __future__ import annotations
 
 import datetime as dt
+import fnmatch
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +149,9 @@ def workaround(pack: Pack) -> str:
         return ""
     for receipt in load_all(pack.receipts):
         checks = receipt.lanes[LaneName.PRISTINE].checks if LaneName.PRISTINE in receipt.lanes else ()
-        controls = [check for check in checks if check.role == Role.CONTROL and check.ok is not None]
-        groups = [[check for check in controls if fnmatchcase(check.name, pattern)] for pattern in remedy.checks]
-        if all(group and all(check.ok for check in group) for group in groups):
+        right = {check.name: check.ok for check in checks if check.role == Role.CONTROL and check.ok is not None}
+        groups = [fnmatch.filter(right, pattern) for pattern in remedy.checks]
+        if all(group and all(right[name] for name in group) for group in groups):
             return f"{remedy.text} (shown on {receipt.upstream.version})"
     raise HarnessError(
         f"{pack.name}/pack.toml: workaround.checks: no receipt has a control named {', '.join(remedy.checks)} "
