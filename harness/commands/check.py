@@ -10,7 +10,7 @@ import click
 from harness.author import missing
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import room, terminal
+from harness.core import files, room, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host import host
@@ -39,9 +39,12 @@ def _write_advisories(folder_of_packs: Path, folder: Path) -> int:
         options.print_errors(errors)
         return Exit.WRONG_CALL
     plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
-    with room.guard(folder, "the folder of advisories", "--packs DIR"):
-        advisories.carry_out(plans)
     for plan in plans:
+        with room.guard(folder, "the folder of advisories", "--packs DIR"):
+            if plan.text is None:
+                plan.path.unlink(missing_ok=True)
+            else:
+                files.write_atomic(plan.path, plan.text)
         terminal.echo(f"{plan.path.name}: {plan.why}; {'deleted' if plan.text is None else 'written'}")
     return Exit.AS_EXPECTED
 

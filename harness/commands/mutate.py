@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import terminal
-from harness.core.cache import Cache
+from harness.core import files, terminal
+from harness.core.cache import Cache, mark_used
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host.host import Host
-from harness.mutate import campaign, output, rebase, state
+from harness.mutate import campaign, output, rebase
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.pack.model import Pack
-from harness.receipt import writer
+from harness.receipt import receipt, writer
 from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of, copied_inputs
@@ -85,18 +88,18 @@ def command(
         key = (shared.packs.resolve(), target, *(pack.name for pack in packs), order)
         with (
             copied_inputs(cache, packs) as copies,
-            state.open_state(cache, *key) as saved,
-            Journal(saved.journal) as journal,
+            _open_folder(cache, files.key_of(*key)) as folder,
+            Journal(folder / "journal.jsonl") as journal,
         ):
             cells = cells_of(copies, target, Request(timeout=shared.timeout), host, cache)
             if record and unseen:
                 campaign.refuse_second_sight(cells)
             if len(journal):
                 base.progress.tell(f"going on: {len(journal)} lanes ended before")
-            session = replace(base, folder=saved.path, journal=journal, keep_raw=True)
-            results = Campaign(session, saved.patches, order).run(cells)
+            session = replace(base, folder=folder, journal=journal, keep_raw=True)
+            results = Campaign(session, folder / "patches", order).run(cells)
             if not _is_waiting(results):
-                saved.settle()
+                (folder / "journal.jsonl").replace(folder / "settled.jsonl")  # the same command begins anew
     terminal.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
     if matrix and not as_json:
         terminal.echo(output.matrix(results), nl=False)
@@ -105,13 +108,31 @@ def command(
     return _status(results)
 
 
+@contextmanager
+def _open_folder(cache: Cache, key: str) -> Iterator[Path]:
+    """Yield the folder of a command in the cache, locked; its journal, logs and patches outlast a killed command.
+
+    Its journal may be old: lanes of other checks, patches or toolchains have other keys.
+    """
+    folder = cache.entry("mutate", key)
+    folder.mkdir(parents=True, exist_ok=True)
+    mark_used(folder)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(cache.lock(f"judging-{key}", timeout=0))
+        except TimeoutError:
+            raise HarnessError("the same mutants are being judged by another runner. Next: wait for it") from None
+        yield folder
+
+
 def _record(results: list[Result], cache: Cache, host: Host) -> None:
     """Write the mutation scores into the packs' receipts."""
     for result in results:
         if result.strength is not None:
-            scrub = writer.scrubber(result.cell.pack, cache, host, None, {})
-            path = output.record(result.strength, result.cell.pack.folder / "receipts", scrub)
-            terminal.echo(f"recorded {result.cell.pack.name}/receipts/{path.name}", err=True)
+            pack, name = result.cell.pack, result.strength.name
+            document = writer.scrubber(pack, cache, host, None, {}).document(asdict(result.strength), "strength")
+            files.write_atomic(pack.folder / "receipts" / name, receipt.to_json(document))
+            terminal.echo(f"recorded {pack.name}/receipts/{name}", err=True)
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_recorded: bool, is_json: bool) -> None:

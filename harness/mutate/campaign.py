@@ -14,14 +14,13 @@ from pathlib import Path
 from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import UNJUDGED, LaneName, Verdict
-from harness.lane import script
 from harness.lane.cell import Cell
-from harness.mutate import fates, generated, mutants
-from harness.mutate.mutants import Origin
+from harness.mutate import changes, fates, generated
 from harness.pack.model import Pack
 from harness.receipt import receipt, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT
 from harness.receipt.strength import Fate, MutantRecord, Strength
+from harness.receipt.wrong_fixes import Origin
 from harness.schedule import lanes
 from harness.schedule.session import Session
 from harness.upstream import tree
@@ -31,8 +30,6 @@ from harness.verdict.pack_verdict import Judgement
 #: The time limit of a mutant's lane: a factor on the seconds of the fix's own lane, and seconds on top. That lane may
 #: have found its kernels compiled, and fewer lanes beside it.
 LONGEST_FACTOR, LONGEST_BESIDES = 10.0, 60.0
-#: The most characters of an exception in a reason.
-LONGEST_EXCEPTION = 200
 #: Verdicts on a pack that say nothing against it; None: this host cannot show the target.
 NEUTRAL = UNJUDGED | {None}
 
@@ -99,8 +96,11 @@ class Campaign:
     def run(self, cells: list[Cell]) -> list[Result]:
         """Judge the mutants of cells. KeyboardInterrupt: the user interrupted."""
         for pack in {cell.pack.name: cell.pack for cell in cells}.values():
-            mutants.exemptions(pack)  # raises its errors before a lane runs
-        results, confirmed = self._judged(cells)
+            fates.exemptions(pack)  # raises its errors before a lane runs
+        results = {cell.name: Result(cell, None, reason) for cell in cells if (reason := _unmeasured(cell))}
+        references = self._lanes([cell for cell in cells if cell.name not in results])
+        results |= {name: _refused(reference) for name, reference in references.items()}
+        confirmed = [reference for name, reference in references.items() if not results[name].problem]
         trials = [trial for reference in confirmed for trial in self._trials(reference)]
         self._judge(trials)
         for trial in trials:
@@ -120,40 +120,30 @@ class Campaign:
         account = lanes.run(self.session, cells, receipts=False)
         if account.interrupted:
             raise KeyboardInterrupt("the same command goes on from here")
-        return account.results
-
-    def _judged(self, cells: list[Cell]) -> tuple[dict[str, Result], list[Outcome]]:
-        """Run both lanes of each pack; return the results of packs that tell nothing, and the outcomes that confirm."""
-        results = {cell.name: Result(cell, None, reason) for cell in cells if (reason := _unmeasured(cell))}
-        tried = [cell for cell in cells if cell.name not in results]
-        outcomes = self._lanes(tried)
-        confirmed = []
-        for cell in tried:
-            outcome = outcomes.get(cell.name) or Outcome(cell, Judgement(Verdict.ERROR, "it was not judged"))
-            verdict, reason = outcome.judgement.verdict, outcome.judgement.reason
-            if verdict == Verdict.CONFIRMED:
-                confirmed.append(outcome)
-                continue
-            problem = f"its own fix gives {verdict}, so that wrong ones say nothing"
-            results[cell.name] = Result(cell, None, f"{problem}: {reason}" if reason else problem, verdict)
-        return results, confirmed
+        unjudged = {cell.name: Outcome(cell, Judgement(Verdict.ERROR, "it was not judged")) for cell in cells}
+        return unjudged | account.results
 
     def _trials(self, reference: Outcome) -> list[_Trial]:
         """Choose the mutants of a pack on a target, and write their patches."""
-        pack = reference.cell.pack
+        pack, trials = reference.cell.pack, []
         pristine = tree.materialize(self.session.cache, pack.definition.upstream, reference.cell.source)
         fix = generated.fix_of(pack, pristine)
         candidates, seed = generated.candidates(fix, reference.cell.stated.loads), pack.definition.strength.seed
-        handwritten = mutants.handwritten(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
-        trials = []
-        for wrong_fix in [*handwritten, *generated.sample(fix, candidates, self.order.number_of(pack), seed)]:
-            mutant = generated.with_release_patch(wrong_fix, pack, pristine, fix)
-            folder, path = self.folder / pack.name, mutant.path
-            file = folder / "on_release" / f"{mutant.slug}.patch"
-            files.write_atomic(file, mutant.release_patch)
+        handwritten = wrong_fixes.handwritten(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
+        for mutant in [*handwritten, *generated.sample(fix, candidates, self.order.number_of(pack), seed)]:
+            folder, path, text = self.folder / pack.name, mutant.path, mutant.release_patch
+            fate, reason = Fate.EQUIVALENT if mutant.equivalence else Fate.UNJUDGED, mutant.equivalence
             if mutant.origin == Origin.GENERATED:  # in the form that mutants/ takes
                 path = folder / f"{mutant.slug}.patch"
                 files.write_atomic(path, mutant.patch)
+            else:
+                try:
+                    effect = generated.effect(mutant, pack, pristine, fix)
+                    text = changes.format_patch(f"{mutant.why}\n", effect.old, effect.new)
+                except ValueError as error:
+                    reason = f"its patch does not apply: {error}"
+            file = folder / "on_release" / f"{mutant.slug}.patch"
+            files.write_atomic(file, text)
             cell = replace(
                 reference.cell,
                 lanes=(LaneName.PATCHED,),
@@ -163,8 +153,9 @@ class Campaign:
                 column=mutant.slug,
                 timeout=_timeout(reference, 1),
             )
-            is_waiting = not mutant.equivalence and not mutant.misfit
-            trials.append(_Trial(reference, cell, mutant.initial_record, (path,), is_waiting))
+            words = (mutant.name, mutant.origin, mutant.operator, mutant.why, mutant.sha256)
+            record = MutantRecord(*words, fate, reason=reason)
+            trials.append(_Trial(reference, cell, record, (path,), is_waiting=not reason))
         return trials
 
     def _judge(self, trials: list[_Trial]) -> None:
@@ -172,27 +163,21 @@ class Campaign:
         waiting = [trial for trial in trials if trial.is_waiting]
         outcomes = self._lanes([trial.cell for trial in waiting])
         for trial in waiting:
-            cell = trial.cell
-            outcome = outcomes.get(cell.name)
-            end = next(iter(outcome.last), None) if outcome else None
-            record = fates.fate_of_lane(replace(trial.record, reason=""), trial.reference.pristine, end)
-            is_inconclusive = end is not None and fates.is_inconclusive(end.record)
-            if outcome and end is None:
-                record = replace(record, reason=outcome.judgement.reason)
-            elif cell.alone and record.fate == Fate.UNJUDGED:
-                record = replace(record, reason=f"{record.reason} (run twice, the second time alone)")
-            if end is not None and end.log is not None:
-                log = self.session.folder / end.log.file
-                trial.files = (trial.files[0], log)
-                exception = script.last_exception(log.read_text("utf-8", errors="replace"))[:LONGEST_EXCEPTION]
-                if is_inconclusive and record.fate == Fate.UNJUDGED and exception not in record.reason:
-                    record = replace(record, reason=f"{exception}: {record.reason}")
-            trial.record, trial.is_waiting = record, is_inconclusive
+            outcome, record = outcomes[trial.cell.name], trial.record
+            trial.record, trial.is_waiting = replace(record, reason=outcome.judgement.reason), False
+            for end in outcome.last:
+                record = fates.fate_of_lane(replace(record, reason=""), trial.reference.pristine, end)
+                if trial.cell.alone and record.fate == Fate.UNJUDGED:
+                    record = replace(record, reason=f"{record.reason} (run twice, the second time alone)")
+                if end.log is not None:
+                    trial.files = (trial.files[0], self.session.folder / end.log.file)
+                trial.record, trial.is_waiting = record, fates.is_inconclusive(end.record)
 
     def _result(self, reference: Outcome, trials: list[_Trial]) -> Result:
         cell, host, pack = reference.cell, self.session.host, reference.cell.pack
-        exemptions = {entry.name: entry for entry in mutants.exemptions(pack) if entry.covers(cell.target)}
+        exemptions = {entry.name: entry for entry in fates.exemptions(pack) if entry.covers(cell.target)}
         records = tuple(fates.apply_exemption(trial.record, exemptions.get(trial.record.name)) for trial in trials)
+        own, made = strength.counts(records)
         measurement = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,
@@ -201,8 +186,8 @@ class Campaign:
             date=dt.datetime.now(dt.UTC).date().isoformat(),
             seed=pack.definition.strength.seed,
             generated=self.order.number_of(pack),
-            own=strength.count(record for record in records if record.origin != Origin.GENERATED),
-            made=strength.count(record for record in records if record.origin == Origin.GENERATED),
+            own=own,
+            made=made,
             probe=receipt.judged_by(pack),
             patch=receipt.hashed(pack.patch),
             upstream=pack.definition.upstream.sha256,
@@ -217,6 +202,13 @@ class Campaign:
         return Result(cell, measurement, "", Verdict.CONFIRMED, {trial.record.name: trial.files for trial in trials})
 
 
+def _refused(reference: Outcome) -> Result:
+    """Say why the lanes of a pack with its own fix tell nothing of wrong fixes, if so."""
+    verdict, reason = reference.judgement.verdict, reference.judgement.reason
+    problem = f"its own fix gives {verdict}, so that wrong ones say nothing{f': {reason}' if reason else ''}"
+    return Result(reference.cell, None, "" if verdict == Verdict.CONFIRMED else problem, verdict)
+
+
 def _unmeasured(cell: Cell) -> str:
     """Say why no strength can be measured, if so."""
     if cell.evidence is None:
@@ -228,32 +220,20 @@ def _unmeasured(cell: Cell) -> str:
     return ""
 
 
-def mutant_names(pack: Pack, fix: generated.Fix) -> set[str]:
-    """Return the names of all mutants of a pack: the handwritten ones, and those that any target can generate."""
-    names = {mutant.name for origin in mutants.FOLDERS for mutant in mutants.handwritten(pack, origin)}
-    for target in pack.definition.targets.values():
-        names |= {candidate.name for candidate in generated.candidates(fix, target.loads)}
-    return names
-
-
 def refuse_second_sight(cells: Iterable[Cell]) -> None:
     """Raise HarnessError where a pack has no unseen wrong fix to record, or its checks have met one already."""
     for cell in cells:
-        pack = cell.pack
-        unseen = mutants.handwritten(pack, Origin.UNSEEN)
+        pack, folder = cell.pack, wrong_fixes.FOLDERS[Origin.UNSEEN]
+        unseen = wrong_fixes.identities(pack, Origin.UNSEEN)
         if not unseen:
-            raise HarnessError(
-                f"{pack.name}: no {wrong_fixes.UNSEEN}/*.patch. "
-                "Next: let somebody who has not read the contract write some"
-            )
-        handwritten = {sha256: f"mutants/{name}.patch" for name, sha256 in wrong_fixes.identities(pack).items()}
-        places = {mutant.name: handwritten[mutant.sha256] for mutant in unseen if mutant.sha256 in handwritten}
+            step = "Next: let somebody who has not read the contract write some"
+            raise HarnessError(f"{pack.name}: no {folder}/*.patch. {step}")
+        own = {sha256: f"mutants/{name}.patch" for name, sha256 in wrong_fixes.identities(pack).items()}
+        places = {name: own[sha256] for name, sha256 in unseen.items() if sha256 in own}
         if recorded := strength.find(pack, cell.target, str(cell.evidence or ""), FIRST_SIGHT):
-            pairs = strength.match_names(pack, recorded, wrong_fixes.UNSEEN)
+            pairs = strength.match_names(pack, recorded, Origin.UNSEEN)
             places |= {name: f"recorded on {recorded.date}" for _, name in pairs}
         if places:
             listing = ", ".join(f"{name} ({place})" for name, place in places.items())
-            raise HarnessError(
-                f"--record: {pack.name}/{wrong_fixes.UNSEEN}: the pack was shown {listing}. "
-                "Next: --unseen without --record, or a set of others"
-            )
+            step = "Next: --unseen without --record, or a set of others"
+            raise HarnessError(f"--record: {pack.name}/{folder}: the pack was shown {listing}. {step}")

@@ -1,18 +1,78 @@
-"""The fate of a mutant, from the record of its lane and that of the pristine lane."""
+"""The fate of a mutant: by its lane and the pristine lane, or by mutants/equivalent.toml."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import tomli
+
+from harness.core import structure
+from harness.core.errors import HarnessError
 from harness.core.words import LaneVerdict, Verdict
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.lane.script import STATUS
-from harness.mutate.mutants import Listed
+from harness.pack.model import Pack
 from harness.receipt.strength import Fate, MutantRecord
 from harness.verdict import pack_verdict
 
 #: The fates of wrong fixes that no check refused.
 OPEN = frozenset({Fate.SURVIVED, Fate.UNJUDGED})
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A mutant that need not be killed, since it is no wrong fix."""
+
+    fate: ClassVar[Fate] = Fate.EQUIVALENT
+    name: str
+    reason: str
+    targets: tuple[str, ...] = ()  # on which it is none; empty: all
+
+    def covers(self, target: str) -> bool:
+        return not self.targets or target in self.targets
+
+
+@dataclass(frozen=True)
+class ListedElsewhere(Listed):
+    """A mutant in code that only other targets than these run."""
+
+    fate: ClassVar[Fate] = Fate.ELSEWHERE
+
+
+@dataclass(frozen=True)
+class _File:
+    equivalent: tuple[Listed, ...] = ()
+    elsewhere: tuple[ListedElsewhere, ...] = ()
+
+
+def exemptions(pack: Pack) -> list[Listed]:
+    """Read mutants/equivalent.toml, if it is there.
+
+    HarnessError is raised where it does not parse, an entry has no reason or names a target that pack.toml does not
+    list, a mutant has two entries, or a mutant that is judged elsewhere has no target left.
+    """
+    path = pack.folder / "mutants/equivalent.toml"
+    if not path.exists():
+        return []
+    place = f"{pack.name}/mutants/{path.name}"
+    try:
+        file = structure.structure(tomli.loads(path.read_text(encoding="utf-8")), _File)
+    except ValueError as error:
+        raise HarnessError(f"{place}: {error}. Next: see CONTRIBUTING.md, Wrong fixes") from None
+    entries, targets = [*file.equivalent, *file.elsewhere], pack.definition.targets
+    errors = [f"{entry.name}: no reason" for entry in entries if not entry.reason.strip()]
+    errors += [f"{entry.name}: no target {name}" for entry in entries for name in entry.targets if name not in targets]
+    errors += [
+        f"{entry.name}: elsewhere: name the targets that do not run its code, and leave one that does"
+        for entry in file.elsewhere
+        if not entry.targets or not set(targets) - set(entry.targets)
+    ]
+    names = [entry.name for entry in entries]
+    errors += [f"{name}: named twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    if errors:
+        raise HarnessError(f"{place}: {'; '.join(errors)}")
+    return entries
 
 
 def is_inconclusive(record: LaneRecord | None) -> bool:
@@ -24,16 +84,15 @@ def is_inconclusive(record: LaneRecord | None) -> bool:
     return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in conclusive
 
 
-def fate_of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd | None) -> MutantRecord:
+def fate_of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd) -> MutantRecord:
     """Judge a mutant by its lane: a failed check kills it, and so does UNSUPPORTED, since the pristine tree was judged.
 
     A maintainer runs script and contract alone. A mutant that only the comparison of the two lanes refuses has
     therefore survived, and `refused` says so.
     """
-    record = end.record if end else None
+    record = end.record
     if record is None:
-        reason = f"its patch does not apply: {end.stale}" if end else "it was not run"
-        return replace(mutant, fate=Fate.UNJUDGED, reason=reason)
+        return replace(mutant, fate=Fate.UNJUDGED, reason=f"its patch does not apply: {end.stale}")
     mutant = replace(mutant, seconds=round(record.seconds, 3))
     failed = tuple(check.name for check in record.checks if check.ok is False)
     if not failed and record.script.startswith(LaneVerdict.BUG_REPRODUCED):

@@ -7,15 +7,15 @@ import functools
 import itertools
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.core import files, python_ast
 from harness.mutate import changes, operators
 from harness.mutate.changes import Change
-from harness.mutate.mutants import Mutant, Origin
 from harness.mutate.operators import Source
 from harness.pack.model import Pack
+from harness.receipt.wrong_fixes import Mutant, Origin
 from harness.upstream import patch
 from harness.upstream.tree import Tree
 
@@ -53,12 +53,6 @@ def fix_of(pack: Pack, pristine: Tree) -> Fix:
     return read(pack.patch.read_text(encoding="utf-8"), pack, pristine)
 
 
-def pinned_text(path: str, pack: Pack, pristine: Tree) -> str | None:
-    """Return the text of a file of the pinned tree by its path upstream; None where it is missing."""
-    file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
-    return file.read_bytes().decode() if file.is_file() else None
-
-
 def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     """Read what a patch makes of the pinned tree of a pack.
 
@@ -66,8 +60,10 @@ def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     patch does not fit, or its index lines name other files.
     """
     parsed, index_lines = changes.parse(text), {file.path: file for file in patch.parse(text)}
-    old = {path: pinned_text(path, pack, pristine) for path in parsed} | (base.old if base else {})
-    new = old | (base.new if base else {})
+    base, root = base or Fix({}, {}), pack.definition.upstream.source_root
+    pinned = {path: pristine.folder / pristine.path_here(path, root) for path in parsed}
+    old = {path: file.read_bytes().decode() if file.is_file() else None for path, file in pinned.items()} | base.old
+    new = old | base.new
     for path, runs in parsed.items():
         old_text, header = new[path], f"diff --git a/{path} b/{path}\n"
         if old_text is not None and f"{header}new file" in text:
@@ -88,21 +84,10 @@ def effect(mutant: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Fix:
     return read(mutant.patch, pack, pristine, None if mutant.is_whole else fix)
 
 
-def with_release_patch(mutant: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
-    """Return a mutant with its patch on the release, or with the reason why it does not fit."""
-    if mutant.release_patch:
-        return mutant
-    try:
-        wrong_fix = effect(mutant, pack, pristine, fix)
-    except ValueError as error:
-        return replace(mutant, misfit=str(error))
-    return replace(mutant, release_patch=changes.format_patch(f"{mutant.why}\n", wrong_fix.old, wrong_fix.new))
-
-
 def candidates(fix: Fix, loads: tuple[str, ...]) -> list[Candidate]:
     """List every candidate of a fix, in the files that a target loads, or else in all.
 
-    `Maker` finds those that do not parse, or are the fix itself: parsing all of them would take too long.
+    `made` finds those that do not parse, or are the fix itself: parsing all of them would take too long.
     """
     paths = [path for path in fix.runs if path in loads] or list(fix.runs)
     counts: Counter[str] = Counter()
@@ -169,31 +154,33 @@ def _ranking(pool: list[Candidate], seed: int) -> list[Candidate]:
     return [*parts, *(candidate for turn in turns for candidate in turn if candidate is not None)]
 
 
-@dataclass(frozen=True)
-class Maker:
-    """Makes mutants of a fix: only those that parse, and none twice."""
-
-    fix: Fix
-    _keys: set[tuple[str, str]] = field(default_factory=set)
-
-    def make(self, candidate: Candidate) -> Mutant | None:
-        """Make a mutant; None where it does not parse, is the pristine tree, or was made under another name."""
+def made(fix: Fix, pool: Iterable[Candidate]) -> Iterator[Mutant]:
+    """Make mutants of candidates: only those that parse and are not the pristine tree, and none under two names."""
+    keys: set[tuple[str, str]] = set()
+    for candidate in pool:
+        path, head = candidate.path, f"{candidate.name}: generated\n"
         try:
             text = candidate.text()
-            syntax, code = _code(candidate.path, text)
+            syntax, code = _code(path, text)
         except (SyntaxError, ValueError):
-            return None
-        new = {**self.fix.new, candidate.path: text}
-        if new == self.fix.old or (candidate.path, syntax) in self._keys:
-            return None
-        self._keys.add((candidate.path, syntax))
-        fix_syntax, fix_code = _code(candidate.path, self.fix.new[candidate.path])
+            continue
+        new = {**fix.new, path: text}
+        if new == fix.old or (path, syntax) in keys:
+            continue
+        keys.add((path, syntax))
+        fix_syntax, fix_code = _code(path, fix.new[path])
         equivalence = "the same bytecode as the fix" if code is not None and code == fix_code else ""
         equivalence = "the same syntax tree as the fix" if syntax == fix_syntax else equivalence
-        name, head = candidate.name, f"{candidate.name}: generated\n"
-        small, whole = (changes.format_patch(head, base, new) for base in (self.fix.new, self.fix.old))
-        sha256 = patch.result_hash(whole)
-        return Mutant(name, Origin.GENERATED, candidate.operator, small, sha256, equivalence, release_patch=whole)
+        small, whole = (changes.format_patch(head, base, new) for base in (fix.new, fix.old))
+        yield Mutant(
+            candidate.name,
+            Origin.GENERATED,
+            candidate.operator,
+            small,
+            patch.result_hash(whole),
+            equivalence,
+            release_patch=whole,
+        )
 
 
 @functools.lru_cache(maxsize=8)  # each mutant is compared with the same fix
@@ -216,5 +203,4 @@ def _without_lines(code: types.CodeType) -> types.CodeType:
 
 def sample(fix: Fix, pool: list[Candidate], number: int, seed: int) -> list[Mutant]:
     """Make a number of mutants of candidates. The same seed gives the same mutants."""
-    mutants = filter(None, map(Maker(fix).make, _ranking(pool, seed)))
-    return list(itertools.islice(mutants, number))
+    return list(itertools.islice(made(fix, _ranking(pool, seed)), number))

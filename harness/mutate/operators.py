@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -199,12 +199,8 @@ def constant(source: Source, node: ast.AST) -> Iterator[Edit]:
 
 def condition(source: Source, node: ast.AST) -> Iterator[Edit]:
     """Make a condition constant; leave out a part of it, or ``not``; change ``and`` to ``or``."""
-    tests: Sequence[ast.expr] = ()
-    if isinstance(node, (ast.If, ast.IfExp, ast.While)):
-        tests = [node.test]
-    elif isinstance(node, ast.comprehension):
-        tests = node.ifs
-    for test in tests:
+    tests = [node.test] if isinstance(node, (ast.If, ast.IfExp, ast.While)) else []
+    for test in node.ifs if isinstance(node, ast.comprehension) else tests:
         for value in ("False",) if isinstance(node, ast.While) else ("True", "False"):
             yield source.edit_node(test, value)
     if isinstance(node, ast.BoolOp):
@@ -324,11 +320,8 @@ def touched_lines(tree: ast.Module, added: set[int]) -> set[int]:
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
-    lines = set(added)
-    for line in added:
-        around = sorted((span for span in spans if line in span), key=len)
-        lines.update(*around[:1])
-    return lines
+    innermost = (min((span for span in spans if line in span), key=len, default=()) for line in added)
+    return added.union(*innermost)
 
 
 def edits(source: Source, lines: set[int]) -> list[Edit]:

@@ -1,20 +1,16 @@
-"""The output of ``runner.py mutate``: the tables of fates and of checks, JSON, and the record in the pack."""
+"""The output of ``runner.py mutate``: the tables of fates and of checks, and JSON."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.table import Table
 
-from harness.core import files
 from harness.core.terminal import render
 from harness.mutate.campaign import Result
 from harness.receipt import receipt
-from harness.receipt.redaction import Scrubber
-from harness.receipt.strength import NOT_RUN_HERE, Count, Fate, MutantRecord, Strength
+from harness.receipt.strength import Fate, MutantRecord, Strength
 
 #: The number of checks of a cover that refuse each wrong fix, where so many do.
 TIMES = 2
@@ -51,9 +47,6 @@ def _parts(result: Result) -> Iterator[Table | str]:
         origin = "" if mutant.origin == "generated" else f" ({mutant.origin})"
         table.add_row(mutant.fate, f"{mutant.name}{origin}", _by(mutant))
     yield table
-    checks = Counter(name for mutant in strength.mutants for name in mutant.by)
-    if checks:
-        yield "killed by check: " + ", ".join(f"{name} {number}" for name, number in checks.most_common())
     for mutant in result.open:
         yield f"{mutant.fate}: {mutant.name}: {', '.join(str(path) for path in result.files.get(mutant.name, ()))}"
     for mutant in strength.mutants:
@@ -67,27 +60,20 @@ def _by(mutant: MutantRecord) -> str:
     return f"refused by the runner's comparison alone: {mutant.refused}" if mutant.refused else reason
 
 
-def _counted(count: Count) -> str:
-    return f"{count.killed} of {count.of}"
-
-
 def _summary(strength: Strength) -> str:
     total = strength.whole
     refused = sum(bool(mutant.refused) for mutant in strength.mutants if mutant.fate == Fate.SURVIVED)
+    by_comparison = f" script and contract ({refused} refused by the comparison)" if refused else ""
     numbers = [
-        (
-            total.survived,
-            "survived" + (f" script and contract ({refused} refused by the comparison)" if refused else ""),
-        ),
+        (total.survived, f"survived{by_comparison}"),
         (total.unjudged, "unjudged"),
         (total.equivalent, "equivalent"),
-        (total.elsewhere, NOT_RUN_HERE),
+        (total.elsewhere, "more in code that only another target runs"),
     ]
     remarks = "".join(f"; {number} {word}" for number, word in numbers if number)
     if strength.is_first_sight:
-        return f"unseen wrong fixes: killed {_counted(total)}{remarks}"
-    shares = f"own {_counted(strength.own)}, generated {_counted(strength.made)}"
-    return f"strength: killed {_counted(total)} ({shares}){remarks}"
+        return f"unseen wrong fixes: killed {total}{remarks}"
+    return f"strength: killed {total} (own {strength.own}, generated {strength.made}){remarks}"
 
 
 def as_text(results: Iterable[Result]) -> str:
@@ -110,13 +96,6 @@ def as_json(results: Iterable[Result]) -> str:
     return receipt.to_json({"schema": SCHEMA, "results": documents})
 
 
-def record(strength: Strength, folder: Path, scrub: Scrubber) -> Path:
-    """Write a record into a folder of receipts and return its path; PrivateTextError: a field looks private."""
-    path = folder / strength.name
-    files.write_atomic(path, receipt.to_json(scrub.document(asdict(strength), "strength")))
-    return path
-
-
 def matrix(results: Iterable[Result]) -> str:
     """Write a table for each pack: its checks, how many mutants each refuses, and which checks the cover needs."""
     packs: dict[str, dict[str, set[str]]] = {}
@@ -129,10 +108,8 @@ def matrix(results: Iterable[Result]) -> str:
     parts: list[Table | str] = []
     for pack, refused in packs.items():
         needed = cover(refused)
-        table = Table("check", "refuses", "alone", "cover", box=None, title=pack, title_justify="left")
+        table = Table("check", "refuses", "cover", box=None, title=pack, title_justify="left")
         for name in [*needed, *sorted(refused.keys() - set(needed))]:
-            elsewhere = set().union(*(names for check, names in refused.items() if check != name))
-            alone = len(refused[name] - elsewhere)
-            table.add_row(name, str(len(refused[name])), str(alone), "needed" if name in needed else "")
+            table.add_row(name, str(len(refused[name])), "needed" if name in needed else "")
         parts += [table, f"{pack}: {len(needed)} of {len(refused)} checks refuse each wrong fix twice, where two do"]
     return render(parts)

@@ -6,9 +6,8 @@ import datetime as dt
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
@@ -19,6 +18,7 @@ from harness.pack import forms, judges
 from harness.pack.model import Pack
 
 SCHEMA = 3
+AGAIN = "run the pack again"
 #: An object whose members are texts, numbers and truth values, as `json.dumps` writes it with an indent.
 FLAT_OBJECT = re.compile(r"\{\n(?P<members>(?: *\"[^\n]*[^\n\[{]\n)+) *\}")
 #: Characters of an error message, which may quote a receipt.
@@ -50,18 +50,12 @@ class Hashed:
     meaning: str
 
 
-class FixKind(StrEnum):
-    """How the second tree was made from the first."""
-
-    PATCH = "patch"
-
-
 @dataclass(frozen=True)
 class FixRecord:
     """The patch of the patched lane."""
 
-    kind: FixKind
-    name: str  # the patch's file in the pack
+    kind: Annotated[str, Form("patch", "patch".__eq__)]  # how the second tree was made from the first
+    name: Annotated[str, Form("a file beside it", files.is_bare_name)]  # the patch's file in the pack
     sha256: str  # of the patch's bytes
     meaning: str  # of the patch, from its first ``diff --git`` on
 
@@ -108,10 +102,18 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class Repeats:
-    """How many runs gave the verdict, out of how many."""
+    """How many runs gave the verdict, out of how many. ValueError: more than there were, or none."""
 
     agreeing: int = 1
     of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.agreeing <= self.of:
+            raise ValueError("agreeing lies between 1 and of")
+
+
+def _lies_beside(log: LogRecord) -> bool:
+    return files.is_bare_name(log.file)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Receipt:
     dependencies: DependencyRecord
     lanes: dict[Annotated[str, Form("a lane", words.LaneName)], LaneRecord]
     host: HostRecord
-    log: LogRecord
+    log: Annotated[LogRecord, Form("a file beside it", _lies_beside)]
     command: str
     started: Annotated[str, Form("a date and time with its zone", parse_time)]
     seconds: Annotated[float, Form("0 or more", (0.0).__le__)]
@@ -188,32 +190,17 @@ def parse(text: str | bytes, label: str, *, lanes: bool = True) -> Receipt:
 
     With `lanes` false the lanes are left out unread: they are nine tenths of a receipt, and many verbs need none.
     """
+    return _parse(text, label, Receipt, AGAIN, lanes=lanes)
+
+
+def _parse(text: str | bytes, label: str, kind: type[Structured], next_step: str, *, lanes: bool = True) -> Structured:
     try:
         document = strict_json.loads(text)
-        if isinstance(document, dict) and not lanes:
-            _leave_lanes_out(document)
-        receipt = structure.structure(document, Receipt)
+        if not lanes and isinstance(document, dict) and isinstance(document.get("lanes"), dict):
+            document["lanes"] = {}
+        return structure.structure(document, kind)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
-        raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: run the pack again") from None
-    names = {"log.file": receipt.log.file} | ({"fix.name": receipt.fix.name} if receipt.fix else {})
-    errors = [
-        f"{path}: {name[:40]!r} is no file beside it" for path, name in names.items() if not files.is_bare_name(name)
-    ]
-    if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
-        errors.append("repeats: agreeing lies between 1 and of")
-    if errors:
-        raise HarnessError(f"{label}: {'; '.join(errors)}. Next: run the pack again")
-    return receipt
-
-
-def _leave_lanes_out(document: dict[str, Any]) -> None:
-    """Remove the lanes of a receipt, whose names are checked."""
-    names = document.get("lanes")
-    if isinstance(names, dict):
-        errors = [f"lanes: {name[:40]!r} is no lane" for name in names if name not in list(words.LaneName)]
-        if errors:
-            raise structure.StructureError(errors)
-        document["lanes"] = {}
+        raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: {next_step}") from None
 
 
 def parse_time(text: object) -> dt.datetime | None:
@@ -236,16 +223,12 @@ def _read(path: Path, next_step: str) -> tuple[bytes, str]:
 
 def load(path: Path, *, lanes: bool = True) -> Receipt:
     """Load the receipt at `path`; with `lanes` false its lanes stay unread."""
-    return parse(*_read(path, "run the pack again"), lanes=lanes)
+    return parse(*_read(path, AGAIN), lanes=lanes)
 
 
 def load_as(path: Path, kind: type[Structured], next_step: str) -> Structured:
     """Load another JSON file of a pack; HarnessError names the file, every error in it, and the `next_step`."""
-    text, label = _read(path, next_step)
-    try:
-        return structure.structure(strict_json.loads(text), kind)
-    except (strict_json.StrictJsonError, structure.StructureError) as error:
-        raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: {next_step}") from None
+    return _parse(*_read(path, next_step), kind, next_step)
 
 
 def paths(folder: Path) -> list[Path]:

@@ -10,22 +10,23 @@ day, and is never stale. A later set replaces it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from harness.core.errors import HarnessError
+from harness.core.structure import Form
 from harness.core.words import Evidence
 from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed
+from harness.receipt.wrong_fixes import Origin
 
 SCHEMA = 1
 AGAIN = "runner.py mutate --record"
-#: The words for wrong fixes in code that a target does not run.
-NOT_RUN_HERE = "more in code that only another target runs"
 
 
 class Fate(StrEnum):
@@ -73,6 +74,9 @@ class Count:
     equivalent: int
     elsewhere: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.killed} of {self.of}"
+
 
 @dataclass(frozen=True)
 class Strength:
@@ -82,7 +86,7 @@ class Strength:
     size and the seed of the sample. `upstream` is the sha256 of the release.
     """
 
-    schema: int
+    schema: Annotated[int, Form(f"{SCHEMA}, which this runner knows", SCHEMA.__eq__)]
     pack: str
     target: str
     evidence: Evidence
@@ -103,6 +107,11 @@ class Strength:
     mutants: tuple[MutantRecord, ...]
     measured_at: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where the counts are not those of the mutants."""
+        if (self.own, self.made) != counts(self.mutants):
+            raise ValueError("its numbers are not those of its mutants")
+
     @property
     def whole(self) -> Count:
         """The counts of own and generated wrong fixes, added up."""
@@ -111,7 +120,7 @@ class Strength:
     @property
     def name(self) -> str:
         """The file's name."""
-        return file_name(self.target, self.evidence, FIRST_SIGHT if self.is_first_sight else STRENGTH)
+        return f"{FIRST_SIGHT if self.is_first_sight else STRENGTH}{self.target}.{self.evidence}.json"
 
     @property
     def is_first_sight(self) -> bool:
@@ -126,73 +135,59 @@ def count(mutants: Iterable[MutantRecord]) -> Count:
     return Count(of=sum(fate not in NOT_JUDGED_HERE for fate in fates), **number)
 
 
-def file_name(target: str, evidence: Evidence, kind: str = STRENGTH) -> str:
-    """Return the file name of the record of one target; it begins with `kind`."""
-    return f"{kind}{target}.{evidence}.json"
+def counts(mutants: Sequence[MutantRecord]) -> tuple[Count, Count]:
+    """Count the fates of handwritten wrong fixes, and those of generated ones."""
+    made = count(mutant for mutant in mutants if mutant.origin == Origin.GENERATED)
+    return count(mutant for mutant in mutants if mutant.origin != Origin.GENERATED), made
 
 
 def load(path: Path) -> Strength:
     """Load a record, or raise HarnessError that names the file and every error in it."""
     record = receipt.load_as(path, Strength, AGAIN)
-    if record.schema != SCHEMA:
-        raise HarnessError(f"{path.name}: not of schema {SCHEMA}. Next: {AGAIN}")
+    if (record.pack, record.name) != (path.parent.parent.name, path.name):
+        text = f"it speaks of {record.pack} {record.target} ({record.evidence})"
+        raise HarnessError(f"{path.name}: {text}. Next: {AGAIN}")
     return record
 
 
-def files_of(pack: Pack, kind: str = STRENGTH) -> list[Path]:
-    """List the files of a pack's records; their names begin with `kind`."""
-    return sorted((pack.folder / "receipts").glob(f"{kind}*.json"))
+def files_of(pack: Pack) -> list[Path]:
+    """List the files of a pack's records: of strength, then of first sights."""
+    return [path for kind in (STRENGTH, FIRST_SIGHT) for path in sorted(pack.folder.glob(f"receipts/{kind}*.json"))]
 
 
 def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Strength | None:
     """Return the record of one target with that evidence; None where it is missing or cannot be read."""
-    if not evidence:
-        return None
-    path = pack.folder / "receipts" / file_name(target, Evidence(evidence), kind)
     try:
-        return load(path) if path.exists() else None
+        return load(pack.folder / "receipts" / f"{kind}{target}.{evidence}.json")
     except HarnessError:  # `check` says why
         return None
 
 
-def at_first_sight(pack: Pack, target: str, evidence: str) -> Strength | None:
-    """Return the record of unseen wrong fixes on one target; None where nobody recorded it.
-
-    A record with that evidence comes first, then the strongest other one: the figure cannot be measured again.
-    """
-    order = [Evidence(evidence), *(word for word in Evidence if word != evidence)] if evidence else []
-    return next((record for word in order if (record := find(pack, target, word, FIRST_SIGHT))), None)
-
-
 def stale(pack: Pack, strength: Strength) -> list[str]:
     """Say why a record is STALE; empty where it is fresh."""
-    findings = []
-    if not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning):
-        findings.append(judges.CHANGED)  # a record that names its commit speaks of the checks of that commit
-    findings += [staleness.PATCH_CHANGED] if staleness.patch_changed(pack.patch, strength.patch) else []
-    findings += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
     recorded = {mutant.name: mutant.sha256 for mutant in strength.mutants if mutant.origin == "own"}
-    findings += ["its own wrong fixes changed"] if recorded != wrong_fixes.identities(pack) else []
-    settings = pack.definition.strength
-    stated_sample, recorded_sample = (settings.seed, settings.generated), (strength.seed, strength.generated)
-    findings += ["pack.toml states another sample"] if stated_sample != recorded_sample else []
-    target = pack.definition.targets.get(strength.target)
-    if target is None or strength.evidence not in target.evidence:
-        findings.append(f"pack.toml lists no {strength.evidence} evidence for {strength.target}")
-    return findings
+    settings, target = pack.definition.strength, pack.definition.targets.get(strength.target)
+    # a record that names its commit speaks of the checks of that commit
+    is_changed = not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning)
+    reasons = {
+        judges.CHANGED: is_changed,
+        staleness.PATCH_CHANGED: staleness.patch_changed(pack.patch, strength.patch),
+        "the pinned release changed": strength.upstream != pack.definition.upstream.sha256,
+        "its own wrong fixes changed": recorded != wrong_fixes.identities(pack),
+        "pack.toml states another sample": (settings.seed, settings.generated) != (strength.seed, strength.generated),
+        f"pack.toml lists no {strength.evidence} evidence for {strength.target}": (
+            target is None or strength.evidence not in target.evidence
+        ),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
-def missing_reason(pack: Pack) -> str:
-    """Say why there is no record: nobody measured it, or the pack has no patch that a wrong fix could replace."""
-    return "not measured" if pack.definition.has_patch else "no patch"
-
-
-def match_names(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, str]]:
-    """Pair the names of a record's wrong fixes with the names of the same wrong fixes in a folder of the pack.
+def match_names(pack: Pack, recorded: Strength, origin: Origin) -> list[tuple[str, str]]:
+    """Pair the names of a record's wrong fixes with the names of the same ones among the handwritten of one origin.
 
     They are the same where they make the same of the release. Once fix.patch changed, equal names count, too.
     """
-    identities = wrong_fixes.identities(pack, folder)
+    identities = wrong_fixes.identities(pack, origin)
     by_name = staleness.patch_changed(pack.patch, recorded.patch)
     return [
         (mutant.name, name)
@@ -204,7 +199,7 @@ def match_names(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, 
 
 def open_mutants(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list[MutantRecord]:
     """List the wrong fixes that passed at first sight and are neither in mutants/ nor among the `covered` names."""
-    closed_names = {*covered, *(name for name, _ in match_names(pack, first, wrong_fixes.OWN))}
+    closed_names = {*covered, *(name for name, _ in match_names(pack, first, Origin.OWN))}
     open_mutants = (mutant for mutant in first.mutants if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED))
     return [mutant for mutant in open_mutants if mutant.name not in closed_names]
 
@@ -212,16 +207,19 @@ def open_mutants(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> li
 def summary(pack: Pack, target: str, evidence: str) -> str:
     """Write how many wrong fixes were refused, such as ``38 of 40, 2026-11-21; 7 of 10 at first sight``.
 
-    It says STALE only for reasons that a bundle shows: the pack's own wrong fixes are no part of a bundle.
+    It says STALE only for reasons that a bundle shows: the pack's own wrong fixes are no part of a bundle. The figure
+    at first sight cannot be measured again: where none has that evidence, the strongest other one stands there.
     """
-    record, first_sight = find(pack, target, evidence), at_first_sight(pack, target, evidence)
-    text = missing_reason(pack)
+    record = find(pack, target, evidence)
+    text = "not measured" if pack.definition.has_patch else "no patch"
     if record:
         elsewhere = f" (+{record.whole.elsewhere} elsewhere)" if record.whole.elsewhere else ""
-        text = f"{record.whole.killed} of {record.whole.of}{elsewhere}, {record.date}"
+        text = f"{record.whole}{elsewhere}, {record.date}"
         text += f" at commit {record.measured_at[:12]}" if record.measured_at else ""
         text += "" if {judges.CHANGED, staleness.PATCH_CHANGED}.isdisjoint(stale(pack, record)) else " STALE"
+    words = sorted(Evidence, key=lambda word: word != evidence) if evidence else []
+    first_sight = next((record for word in words if (record := find(pack, target, word, FIRST_SIGHT))), None)
     if first_sight:
         evidence_note = "" if first_sight.evidence == evidence else f" ({first_sight.evidence})"
-        text += f"; {first_sight.whole.killed} of {first_sight.whole.of} at first sight{evidence_note}"
+        text += f"; {first_sight.whole} at first sight{evidence_note}"
     return text

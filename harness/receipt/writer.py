@@ -70,12 +70,7 @@ def _fix_record(outcome: Outcome) -> receipt.FixRecord | None:
     if not patch:
         return None
     hashes = receipt.hashed(outcome.cell.patch or (pack.inputs or pack.folder) / patch)
-    return receipt.FixRecord(receipt.FixKind.PATCH, patch, hashes.sha256, hashes.meaning)
-
-
-def start_time(outcome: Outcome) -> str:
-    """Return when the first lane of an outcome began, to the second."""
-    return dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds")
+    return receipt.FixRecord("patch", patch, hashes.sha256, hashes.meaning)
 
 
 def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
@@ -111,7 +106,7 @@ def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
         host=host_record(_host_of_lanes(outcome.last[-1].host, members), outcome.gpus),
         log=log,
         command=command,
-        started=start_time(outcome),
+        started=dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds"),
         seconds=round(outcome.seconds, 3),
         repeats=receipt.Repeats(outcome.agreeing, len(outcome.runs)),
         ranks=cell.stated.ranks,

@@ -8,24 +8,24 @@ more: it begins at the last wrong version and ends at the right version that fol
 from __future__ import annotations
 
 import datetime as dt
+import fnmatch
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.core import files, strict_json
+from harness.core import strict_json
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
 from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import staleness
-from harness.receipt.receipt import Receipt, load_all, load_as, to_json
+from harness.receipt.receipt import load_all, load_as, to_json
 from harness.report import links
 from harness.report.osv_records import PREFIX, State
 from harness.verdict import pack_verdict
@@ -50,7 +50,6 @@ SCOPE = (
 class Lane:
     """What one lane showed of one version; `outdated` says why it was not judged by today's pack."""
 
-    version: str
     verdict: LaneVerdict
     target: str
     evidence: Evidence
@@ -66,19 +65,11 @@ class Lane:
         return f"{self.evidence} on {place}{changes}"
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of the versions of one package with respect to one bug."""
-
-    lanes: dict[str, tuple[Lane, ...]]  # by version, as the package index writes it, the oldest first
-    #: Neighbours in one history. Where their verdicts differ, no other final release lies between them in the package
-    #: index, except yanked releases. This holds for a history from a bisection, too.
-    adjacent: frozenset[tuple[str, str]] = field(default_factory=frozenset)
-
-    @property
-    def rows(self) -> list[Entry]:
-        """One verdict for each version, the oldest first."""
-        return [Entry(version, "", decisive(lanes).verdict) for version, lanes in self.lanes.items()]
+#: The lanes of each version, as the package index writes it, the oldest version first.
+Lanes = dict[str, list[Lane]]
+#: Neighbours in one history. Where their verdicts differ, no other final release lies between them in the package
+#: index, except yanked releases. This holds for a history from a bisection, too.
+Adjacent = set[tuple[str, str]]
 
 
 def decisive(lanes: Iterable[Lane]) -> Lane:
@@ -90,62 +81,44 @@ def decisive(lanes: Iterable[Lane]) -> Lane:
     return min(lanes, key=lambda lane: (lane.verdict not in (WRONG, RIGHT), bool(lane.outdated), lane.verdict != WRONG))
 
 
-def _load_history(path: Path) -> History:
-    history = load_as(path, History, "runner.py versions --record")
-    for row in history.rows if history.over == "release" else ():
-        try:
-            Version(row.label)
-        except InvalidVersion as error:
-            raise HarnessError(f"{path.name}: {error}. Next: runner.py versions --record") from None
-    return history
-
-
-def _history_lanes(pack: Pack, history: History) -> list[Lane]:
-    outdated = (judges.CHANGED,) if judges.changed(pack, history.probe, history.meaning) else ()
-    return [
-        Lane(row.label, row.verdict, history.target, history.evidence, row.reason, outdated=outdated)
-        for row in history.rows
-    ]
-
-
-def _receipt_lanes(pack: Pack, receipt: Receipt) -> list[Lane]:
-    """Return what a receipt says about the pinned release; nothing where a commit is pinned, which nobody installs."""
-    verdict = pack_verdict.PRISTINE.get(receipt.verdict)
-    if verdict is None or receipt.upstream.origin != "pinned" or pack.definition.upstream.is_commit:
-        return []
-    outdated = tuple(staleness.reasons(pack, receipt))
-    return [Lane(receipt.upstream.version, verdict, receipt.target, receipt.evidence, "", receipt.host.gpu, outdated)]
-
-
-def known_versions(pack: Pack) -> Known:
+def known_versions(pack: Pack) -> tuple[Lanes, Adjacent]:
     """Gather what the committed receipts and histories of a pack say about releases.
 
     HarnessError names the file that cannot be read.
     """
-    histories = [_load_history(path) for path in sorted((pack.folder / "data").glob("history.*.json"))]
-    histories = [history for history in histories if history.over == "release"]
-    pairs = (itertools.pairwise(row.label for row in history.rows) for history in histories)
-    adjacent = frozenset(itertools.chain.from_iterable(pairs))
-    lanes = [lane for receipt in load_all(pack.receipts, lanes=False) for lane in _receipt_lanes(pack, receipt)]
-    lanes += [lane for history in histories for lane in _history_lanes(pack, history)]
-    by_version: dict[str, list[Lane]] = defaultdict(list)
-    for lane in lanes:
-        by_version[lane.version].append(lane)
-    return Known({version: tuple(by_version[version]) for version in sorted(by_version, key=Version)}, adjacent)
+    lanes: Lanes = defaultdict(list)
+    adjacent: Adjacent = set()
+    for receipt in load_all(pack.receipts, lanes=False):
+        verdict = pack_verdict.PRISTINE.get(receipt.verdict)
+        is_release = receipt.upstream.origin == "pinned" and not pack.definition.upstream.is_commit
+        if verdict is not None and is_release:
+            outdated = tuple(staleness.reasons(pack, receipt))
+            lane = Lane(verdict, receipt.target, receipt.evidence, "", receipt.host.gpu, outdated)
+            lanes[receipt.upstream.version].append(lane)
+    for path in sorted((pack.folder / "data").glob("history.*.json")):
+        history = load_as(path, History, "runner.py versions --record")
+        rows = history.rows if history.over == "release" else ()  # nobody installs a commit
+        adjacent |= set(itertools.pairwise(row.label for row in rows))
+        outdated = (judges.CHANGED,) if judges.changed(pack, history.probe, history.meaning) else ()
+        for row in rows:
+            lanes[row.label].append(Lane(row.verdict, history.target, history.evidence, row.reason, "", outdated))
+    try:
+        return {version: lanes[version] for version in sorted(lanes, key=Version)}, adjacent
+    except InvalidVersion as error:
+        raise HarnessError(f"{pack.name}/data: {error}. Next: runner.py versions --record") from None
 
 
-def _describe_period(pack: Pack, known: Known, period: Period) -> dict[str, str]:
+def _describe_period(pack: Pack, labels: list[str], adjacent: Adjacent, period: Period) -> dict[str, str]:
     """Say where a stretch of wrong versions begins and ends, as exactly as the verdicts allow."""
-    labels, definition = list(known.lanes), pack.definition
-    first, last = labels[period.first], labels[period.last]
+    first, last, definition = labels[period.first], labels[period.last], pack.definition
     since, head = f"since {first}", definition.head
     if period.before is None:
         since += " or earlier"
-    elif (labels[period.before], first) not in known.adjacent:
+    elif (labels[period.before], first) not in adjacent:
         since += f" or earlier, after {labels[period.before]}"
     if period.after is not None:
         fixed = f"fixed in {labels[period.after]}"
-        fixed += "" if (last, labels[period.after]) in known.adjacent else f" or earlier, after {last}"
+        fixed += "" if (last, labels[period.after]) in adjacent else f" or earlier, after {last}"
     elif definition.fixed_in:
         fixed = f"fixed in {definition.fixed_in}, as the pack states"
     elif head is not None and head.verdict == Verdict.FIXED_UPSTREAM:
@@ -155,18 +128,7 @@ def _describe_period(pack: Pack, known: Known, period: Period) -> dict[str, str]
     return {"first_affected": first, "last_affected": last, "since": since, "fixed": fixed}
 
 
-def _ranges(known: Known, stretches: list[Period]) -> list[dict[str, object]]:
-    """Write a range for each stretch whose end is known: from its last version to the right version that follows."""
-    labels = list(known.lanes)
-    ends = [(labels[period.last], labels[period.after]) for period in stretches if period.after is not None]
-    return [
-        {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]}
-        for last, fixed in ends
-        if (last, fixed) in known.adjacent
-    ]
-
-
-def _judgement(lanes: tuple[Lane, ...]) -> dict[str, object]:
+def _judgement(lanes: list[Lane]) -> dict[str, object]:
     decisive_lane = decisive(lanes)
     verdict = decisive_lane.verdict
     if verdict not in (WRONG, RIGHT):
@@ -187,19 +149,14 @@ def workaround(pack: Pack) -> str:
         return ""
     for receipt in load_all(pack.receipts):
         checks = receipt.lanes[LaneName.PRISTINE].checks if LaneName.PRISTINE in receipt.lanes else ()
-        controls = [check for check in checks if check.role == Role.CONTROL and check.ok is not None]
-        groups = [[check for check in controls if fnmatchcase(check.name, pattern)] for pattern in remedy.checks]
-        if all(group and all(check.ok for check in group) for group in groups):
+        right = {check.name: check.ok for check in checks if check.role == Role.CONTROL and check.ok is not None}
+        groups = [fnmatch.filter(right, pattern) for pattern in remedy.checks]
+        if all(group and all(right[name] for name in group) for group in groups):
             return f"{remedy.text} (shown on {receipt.upstream.version})"
     raise HarnessError(
         f"{pack.name}/pack.toml: workaround.checks: no receipt has a control named {', '.join(remedy.checks)} "
         f"that is right. Next: runner.py run {pack.name} --record"
     )
-
-
-def identity(pack: Pack) -> str:
-    """Return the id of a pack's record, which is also the stem of its file."""
-    return PREFIX + pack.name.partition("_")[0]
 
 
 def _references(pack: Pack) -> list[dict[str, str]]:
@@ -227,22 +184,28 @@ def document(pack: Pack) -> dict[str, Any] | None:
 
     HarnessError is raised where a receipt, a history or the workaround cannot be used.
     """
-    definition, known = pack.definition, known_versions(pack)
-    wrong_versions = [row.label for row in known.rows if row.verdict == WRONG]
+    definition, (lanes, adjacent) = pack.definition, known_versions(pack)
+    rows = [Entry(version, "", decisive(judged).verdict) for version, judged in lanes.items()]
+    wrong_versions = [row.label for row in rows if row.verdict == WRONG]
     if definition.kind == Kind.CLEANUP or not definition.advisory or not wrong_versions:
         return None
-    stretches, remedy = timeline.periods(known.rows), workaround(pack)
-    periods = [_describe_period(pack, known, stretch) for stretch in stretches]
+    labels, stretches, remedy = list(lanes), timeline.periods(rows), workaround(pack)
+    periods = [_describe_period(pack, labels, adjacent, stretch) for stretch in stretches]
     package = str(canonicalize_name(definition.upstream.package))
     affected: dict[str, Any] = {
         "package": {"ecosystem": "PyPI", "name": package, "purl": f"pkg:pypi/{package}"},
         "versions": wrong_versions,
     }
-    ranges = _ranges(known, stretches)
+    ends = [(labels[stretch.last], labels[stretch.after]) for stretch in stretches if stretch.after is not None]
+    ranges = [
+        {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]}
+        for last, fixed in ends
+        if (last, fixed) in adjacent
+    ]
     report = f"packs/{pack.name}/README.md"
     return {
         "schema_version": SCHEMA_VERSION,
-        "id": identity(pack),
+        "id": PREFIX + pack.name.partition("_")[0],
         "summary": definition.title,
         "details": _details(pack, periods, remedy),
         "affected": [affected | ({"ranges": ranges} if ranges else {})],
@@ -254,7 +217,7 @@ def document(pack: Pack) -> dict[str, Any] | None:
             "report": links.page(report) or report,
             "workaround": remedy,
             "periods": periods,
-            "judged": {version: _judgement(lanes) for version, lanes in known.lanes.items()},
+            "judged": {version: _judgement(judged) for version, judged in lanes.items()},
         },
     }
 
@@ -262,10 +225,9 @@ def document(pack: Pack) -> dict[str, Any] | None:
 def _load_record(path: Path) -> dict[str, Any]:
     """Return the record at `path`; an empty dict where it is missing or cannot be read."""
     try:
-        record = strict_json.loads(path.read_bytes())
-    except (OSError, strict_json.StrictJsonError):
+        return dict(strict_json.loads(path.read_bytes()))
+    except (OSError, TypeError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -288,7 +250,7 @@ def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
         record = document(pack)
         if record is None:
             continue
-        path = folder / f"{identity(pack)}.json"
+        path = folder / f"{record['id']}.json"
         names.add(path.name)
         recorded = _load_record(path)
         times = {key: str(recorded.get(key, stamp)) for key in ("modified", "published")}
@@ -297,12 +259,3 @@ def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
             changes.append(Plan(path, "differs from its pack" if path.exists() else "is missing", to_json(dated)))
     orphans = [path for path in sorted(folder.glob(f"{PREFIX}*.json")) if path.name not in names]
     return changes + [Plan(path, "has no pack that proves a bug of a release", None) for path in orphans]
-
-
-def carry_out(plans: list[Plan]) -> None:
-    """Write and delete files as planned."""
-    for plan in plans:
-        if plan.text is None:
-            plan.path.unlink(missing_ok=True)
-        else:
-            files.write_atomic(plan.path, plan.text)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -24,7 +25,7 @@ from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
 from harness.upstream.patch import PatchedFile
-from harness.upstream.source import Source, parse_git_source, pinned_source
+from harness.upstream.source import parse_git_source, pinned_source
 from harness.upstream.tree import Tree
 
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
@@ -46,171 +47,148 @@ class Checker:
     pack: Pack
     cache: Cache
     host: Host
+    _found: list[Finding] = field(default_factory=list)
 
     def findings(self) -> list[Finding]:
         """List everything that is wrong with the pack, all at once."""
-        receipts, stale_findings, errors = self._judge_receipts()
-        errors += self._script_errors() + self._patch_file_errors() + self._patch_tree_errors()
-        errors += [*report.errors(self.pack), *self._ask_errors([*receipts.values()]), *self._workaround_errors()]
-        mutant_errors, warnings = wrong_fixes.errors(self.pack, self._pinned_tree())
-        findings = [Finding(self.pack.name, text) for text in (*errors, *mutant_errors)]
-        findings += self._missing_receipts(receipts) + stale_findings
-        findings += [Finding(self.pack.name, text, warning=True) for text in warnings]
-        return findings + self._ask_findings() + self._suite_findings()
-
-    def _pinned_tree(self) -> Tree | None:
-        """Return the pinned tree; None where it cannot be fetched."""
-        try:
-            return tree.materialize(self.cache, self.pack.definition.upstream, pinned_source(self.pack.definition))
-        except HarnessError:
-            return None
-
-    def _workaround_errors(self) -> list[str]:
+        receipts = self._judge_receipts()
+        self._check_script()
+        self._check_patch_files()
+        pristine = self._check_patch_on_tree()
+        self._say(*report.errors(self.pack))
+        self._check_ask([*receipts.values()])
         try:
             advisories.workaround(self.pack)
         except HarnessError as error:
-            return [str(error)]
-        return []
+            self._say(str(error))
+        warnings: list[str] = []
+        self._say(*wrong_fixes.errors(self.pack, pristine, warnings))
+        self._say(*warnings, warning=True)
+        self._check_suite()
+        judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == self.pack.receipts}
+        for name, target in self.pack.definition.targets.items():
+            if name not in judged_targets:
+                text = f"{name}: no receipt. Next: runner.py run {self.pack.name} --target {name}"
+                self._say(text, warning=strongest_evidence(self.host, name, target) is None)
+        return sorted(self._found, key=lambda finding: finding.warning)
 
-    def _suite_findings(self) -> list[Finding]:
+    def _say(self, *texts: str, warning: bool = False) -> None:
+        self._found.extend(Finding(self.pack.name, text, warning) for text in texts)
+
+    def _check_suite(self) -> None:
         """Compare the receipt of upstream's own tests with pack.toml; a warning where the host lacks their GPU."""
         suite = self.pack.definition.upstream_tests
         next_step = f"Next: runner.py upstream-tests {self.pack.name} --record"
         try:
             receipt = suite_receipt.load(self.pack.receipts)
         except HarnessError as error:
-            return [Finding(self.pack.name, str(error))]
+            self._say(str(error))
+            return
         if receipt is None:
-            text = f"receipts/{SUITE} is missing. {next_step}"
-            return [Finding(self.pack.name, text, warning=True)] if suite else []
-        reasons = suite_receipt.reasons(self.pack, receipt)
-        is_rerunnable = suite is not None and (not suite.gpu or bool(self.host.gpus))
-        findings = []
-        if reasons:
-            text = f"{SUITE}: STALE: {'; '.join(reasons)}. {next_step}"
-            findings.append(Finding(self.pack.name, text, warning=not is_rerunnable))
+            if suite:
+                self._say(f"receipts/{SUITE} is missing. {next_step}", warning=True)
+            return
+        if reasons := suite_receipt.reasons(self.pack, receipt):
+            is_rerunnable = suite is not None and (not suite.gpu or bool(self.host.gpus))
+            self._say(f"{SUITE}: STALE: {'; '.join(reasons)}. {next_step}", warning=not is_rerunnable)
         if receipt.verdict != SuiteVerdict.UNBROKEN:
-            findings.append(Finding(self.pack.name, f"{SUITE}: shows {receipt.verdict}: {receipt.reason}"))
-        return findings
+            self._say(f"{SUITE}: shows {receipt.verdict}: {receipt.reason}")
 
-    def _ask_findings(self) -> list[Finding]:
-        """Say why the patch of [ask] does not apply to the tree of [ask]."""
+    def _check_ask(self, receipts: list[Receipt]) -> None:
+        """Try the patch of [ask] on its tree, and name its checks that are no defect check of any receipt."""
         ask, path = self.pack.definition.ask, self.pack.ask_patch
-        if ask is None or path is None or not path.exists():
-            return []
+        if ask is None or path is None:
+            return
+        lanes = [lane for receipt in receipts for lane in receipt.lanes.values()]
+        names = {check.name for lane in lanes for check in lane.checks if check.role == Role.DEFECT}
+        missing = [glob for glob in ask.checks if names and not fnmatch.filter(names, glob)]
+        self._say(*(f"ask.checks: no defect check of a receipt matches {glob!r}" for glob in missing))
         try:
-            self._apply(path, parse_git_source(ask.origin))
+            if path.exists():
+                asked = tree.materialize(self.cache, self.pack.definition.upstream, parse_git_source(ask.origin))
+                patch.apply(self.cache, asked, self.pack.definition.upstream, path, exact=True)
         except UnavailableError as error:
-            return [Finding(self.pack.name, f"ask.patch was not tried: {error}", warning=True)]
+            self._say(f"ask.patch was not tried: {error}", warning=True)
         except patch.StalePatchError as error:
-            return [Finding(self.pack.name, f"{path.name} does not apply to ask.origin: {error}")]
-        return []
+            self._say(f"{path.name} does not apply to ask.origin: {error}")
 
-    def _apply(self, path: Path, origin: Source) -> tuple[Tree, Tree]:
-        """Return a tree, and its copy with the patch at `path`."""
-        pristine = tree.materialize(self.cache, self.pack.definition.upstream, origin)
-        return pristine, patch.apply(self.cache, pristine, self.pack.definition.upstream, path, exact=True)
-
-    def _ask_errors(self, receipts: list[Receipt]) -> list[str]:
-        """Name the checks of [ask] that are no defect check of any receipt, where there are receipts."""
-        ask, lanes = self.pack.definition.ask, [lane for receipt in receipts for lane in receipt.lanes.values()]
-        defect_names = {check.name for lane in lanes for check in lane.checks if check.role == Role.DEFECT}
-        return [
-            f"ask.checks: no defect check of a receipt matches {glob!r}"
-            for glob in (ask.checks if ask else ())
-            if defect_names and not any(fnmatch.fnmatchcase(name, glob) for name in defect_names)
-        ]
-
-    def _judge_receipts(self) -> tuple[dict[Path, Receipt], list[Finding], list[str]]:
+    def _judge_receipts(self) -> dict[Path, Receipt]:
         receipts: dict[Path, Receipt] = {}
-        stale_findings: list[Finding] = []
-        errors: list[str] = []
         loose_logs = set(self.pack.receipts.rglob("*.log"))
         for path in filter(is_receipt, sorted(self.pack.receipts.rglob("*.json"))):
             try:
                 receipt = load_receipt(path)
             except HarnessError as error:
-                errors.append(str(error))
+                self._say(str(error))
                 loose_logs -= set(path.parent.glob(f"{path.stem}.*.log"))  # the unreadable receipt may name one of them
                 continue
             reasons = _stale_reasons(self.pack, receipt, path.parent.name)
-            stale_findings += self._stale_findings(path, receipt, reasons)
-            errors += _receipt_errors(self.pack, path, receipt, is_fresh=not reasons)
+            if reasons and path.parent.name in ("receipts", "ask"):
+                self._say_stale(receipt, reasons, is_asked=path.parent.name == "ask")
+            self._say(*_receipt_errors(self.pack, path, receipt, is_fresh=not reasons))
             loose_logs.discard(path.with_name(receipt.log.file))
             receipts[path] = receipt
-        for log in sorted(loose_logs):
-            errors.append(f"{log.relative_to(self.pack.folder).as_posix()}: no receipt names it. Next: remove it")
-        return receipts, stale_findings, errors
+        names = sorted(log.relative_to(self.pack.folder).as_posix() for log in loose_logs)
+        self._say(*(f"{name}: no receipt names it. Next: remove it" for name in names))
+        return receipts
 
-    def _script_errors(self) -> list[str]:
+    def _say_stale(self, receipt: Receipt, reasons: list[str], *, is_asked: bool) -> None:
+        """Say that a receipt is STALE: a warning where this host cannot make the receipt anew."""
+        option, folder = ("--upstream ask", "ask/") if is_asked else (f"--target {receipt.target}", "")
+        text = f"{folder}{receipt.name}: STALE: {'; '.join(reasons)}. Next: runner.py run {self.pack.name} {option}"
+        self._say(text, warning=not staleness.rerunnable(self.pack, receipt, self.host))
+
+    def _check_script(self) -> None:
         if not self.pack.script.exists():
-            return ["reproduce.py is missing"]
+            self._say("reproduce.py is missing")
+            return
         text = self.pack.script.read_text(encoding="utf-8", errors="replace")
         pins, errors = script_text.read(text, has_patch=self.pack.definition.has_patch)
-        return [f"reproduce.py: {error}" for error in errors] + _pin_errors(self.pack, pins)
+        self._say(*(f"reproduce.py: {error}" for error in [*errors, *_pin_errors(self.pack, pins)]))
 
-    def _patch_file_errors(self) -> list[str]:
+    def _check_patch_files(self) -> None:
         if not self.pack.definition.has_patch:
             folder = self.pack.folder
             strays = (path for path in (*folder.glob("*.patch"), *folder.glob("mutants/**/*")) if path.is_file())
             names = sorted(path.relative_to(folder).as_posix() for path in strays)
-            return [f'{name}: pack.toml says fix = "none"' for name in names]
+            self._say(*(f'{name}: pack.toml says fix = "none"' for name in names))
+            return
         suite = self.pack.definition.upstream_tests
         paths = [self.pack.patch, self.pack.ask_patch, self.pack.suite_patch(suite) if suite else None]
-        errors = [f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists()]
+        self._say(*(f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists()))
         for path in (self.pack.patch, self.pack.own_head_patch, self.pack.ask_patch):
-            if path is None or not path.exists():
-                continue
-            text = path.read_text(encoding="utf-8", errors="replace")
-            errors += [f"{path.name}: {error}" for error in patch_errors(text, self.pack)]
+            if path is not None and path.exists():
+                text = path.read_text(encoding="utf-8", errors="replace")
+                self._say(*(f"{path.name}: {error}" for error in patch_errors(text, self.pack)))
         test = self.pack.upstream_test_patch
         if test.exists():
-            if suite is None:
-                errors.append(f"{test.name}: pack.toml has no [upstream_tests] that says where it applies")
             files = patch.parse(test.read_text(encoding="utf-8", errors="replace"))
-            errors += [] if files else [f"{test.name}: it names no file"]
-            errors += [f"{test.name}: {error}" for error in _index_errors(files)]
-        return errors
+            errors = [] if suite else ["pack.toml has no [upstream_tests] that says where it applies"]
+            errors += [] if files else ["it names no file"]
+            self._say(*(f"{test.name}: {error}" for error in [*errors, *_index_errors(files)]))
 
-    def _patch_tree_errors(self) -> list[str]:
-        upstream = self.pack.definition.upstream
-        if not self.pack.patch.exists():
-            return []
+    def _check_patch_on_tree(self) -> Tree | None:
+        """Apply fix.patch to the pinned tree, and return that tree; None where it cannot be fetched."""
+        upstream, path = self.pack.definition.upstream, self.pack.patch
         try:
-            pristine, patched = self._apply(self.pack.patch, pinned_source(self.pack.definition))
+            pristine = tree.materialize(self.cache, upstream, pinned_source(self.pack.definition))
+        except HarnessError as error:
+            if path.exists():
+                self._say(f"fix.patch was not tried: {error}")
+            return None
+        if not path.exists():
+            return pristine
+        try:
+            patched = patch.apply(self.cache, pristine, upstream, path, exact=True)
         except patch.StalePatchError as error:
-            return [f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}"]
-        except UnavailableError as error:
-            return [f"fix.patch was not tried: {error}"]
+            self._say(f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}")
+            return pristine
         changed_files = set(patch.changed_files(pristine, patched))
-        return [
-            f"targets.{name}.loads: fix.patch does not change {path}"
-            for name, target in self.pack.definition.targets.items()
-            for path in target.loads
-            if pristine.path_here(path, upstream.source_root) not in changed_files
-        ]
-
-    def _missing_receipts(self, receipts: dict[Path, Receipt]) -> list[Finding]:
-        judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == self.pack.receipts}
-        message = f"no receipt. Next: runner.py run {self.pack.name} --target"
-        return [
-            Finding(
-                self.pack.name, f"{name}: {message} {name}", warning=strongest_evidence(self.host, name, target) is None
-            )
-            for name, target in self.pack.definition.targets.items()
-            if name not in judged_targets
-        ]
-
-    def _stale_findings(self, path: Path, receipt: Receipt, reasons: list[str]) -> list[Finding]:
-        """Say that a receipt is STALE: a warning where this host cannot make the receipt anew."""
-        folder = path.parent.name
-        if not reasons or folder not in ("receipts", "ask"):
-            return []
-        option, name = f"--target {receipt.target}", receipt.name
-        if folder == "ask":
-            option, name = "--upstream ask", f"ask/{receipt.name}"
-        text = f"{name}: STALE: {'; '.join(reasons)}. Next: runner.py run {self.pack.name} {option}"
-        return [Finding(self.pack.name, text, warning=not staleness.rerunnable(self.pack, receipt, self.host))]
+        for name, target in self.pack.definition.targets.items():
+            for file in target.loads:
+                if pristine.path_here(file, upstream.source_root) not in changed_files:
+                    self._say(f"targets.{name}.loads: fix.patch does not change {file}")
+        return pristine
 
 
 def _stale_reasons(pack: Pack, receipt: Receipt, folder: str) -> list[str]:
@@ -255,7 +233,7 @@ def _pin_errors(pack: Pack, pins: dict[str, str]) -> list[str]:
         for package, dependency in members.items():
             expected_versions.setdefault(canonicalize_name(package), set()).add(dependency.version)
     return [
-        f"reproduce.py: its header pins {name}=={pins[name]}, pack.toml says {' or '.join(sorted(versions))}"
+        f"its header pins {name}=={pins[name]}, pack.toml says {' or '.join(sorted(versions))}"
         for name, versions in expected_versions.items()
         if name in pins and pins[name] not in versions
     ]
@@ -281,11 +259,9 @@ def patch_errors(text: str, pack: Pack) -> list[str]:
 
 def duplicate_numbers(packs: list[Pack]) -> list[Finding]:
     """Name the packs that share a number: a number is never used again."""
-    first_by_number: dict[str, str] = {}
-    findings = []
-    for pack in packs:
-        number = pack.name.partition("_")[0]
-        first_name = first_by_number.setdefault(number, pack.name)
-        if first_name != pack.name:
-            findings.append(Finding(pack.name, f"its number {number} is that of {first_name}"))
-    return findings
+    numbered = sorted((pack.name.partition("_")[0], pack.name) for pack in packs)
+    return [
+        Finding(name, f"its number {number} is that of {other}")
+        for (number_before, other), (number, name) in itertools.pairwise(numbered)
+        if number == number_before
+    ]

@@ -9,7 +9,7 @@ import pytest
 from harness.core.words import LaneName, LaneVerdict, Role
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
 from harness.mutate import fates
-from harness.mutate.mutants import Listed, ListedElsewhere
+from harness.mutate.fates import Listed, ListedElsewhere
 from harness.receipt.strength import Fate, MutantRecord, count
 from testing.laid_out import HOST
 
@@ -43,10 +43,9 @@ RIGHT = (CheckLine("bug", Role.DEFECT, ok=True), CheckLine("other", Role.CONTROL
         (_end(LaneVerdict.ERROR, 125, "no verdict line"), Fate.UNJUDGED, ()),
         (_end(LaneVerdict.ERROR, -9, "timed out after 2 s"), Fate.UNJUDGED, ()),
         (_end(LaneVerdict.ERROR, 0, "scale.py was never loaded"), Fate.UNJUDGED, ()),
-        (None, Fate.UNJUDGED, ()),
     ],
 )
-def test_only_a_failed_check_or_a_refused_mode_kills(end: LaneEnd | None, fate: Fate, by: tuple[str, ...]) -> None:
+def test_only_a_failed_check_or_a_refused_mode_kills(end: LaneEnd, fate: Fate, by: tuple[str, ...]) -> None:
     found = fates.fate_of_lane(MUTANT, PRISTINE, end)
     assert (found.fate, found.by, found.refused) == (fate, by, "")
     assert found.reason or fate in (Fate.SURVIVED, Fate.KILLED)

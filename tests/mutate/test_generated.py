@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from harness.mutate import changes, generated
 from harness.mutate.generated import Candidate, Fix
-from harness.mutate.mutants import Mutant
+from harness.receipt.wrong_fixes import Mutant
 
 OLD = "".join(f"line {number}\n" for number in range(1, 31))
 NEW = OLD.replace("line 3\n", "line 3\nx\ny\n").replace("line 6\n", "").replace("line 20\n", "line twenty\n")
@@ -88,8 +89,7 @@ def test_each_file_is_left_out_and_a_target_keeps_to_the_files_it_loads() -> Non
     found = generated.candidates(fix, ("b.py", "c.py"))
     assert {one.path for one in found} == {"b.py"}
     left_out = next(one for one in found if one.operator == "file")
-    mutant = generated.Maker(fix).make(left_out)
-    assert mutant is not None
+    (mutant,) = generated.made(fix, [left_out])
     assert (list(changes.parse(mutant.release_patch)), list(changes.parse(mutant.patch))) == (["a.py"], ["b.py"])
     assert {one.path for one in generated.candidates(fix, ())} == {"a.py", "b.py"}
 
@@ -121,25 +121,29 @@ def test_a_sample_is_the_same_for_a_seed_and_another_for_another() -> None:
     assert set(names[1]) - {one.name for one in generated.sample(fix, fewer, 8, 1)} == {names[1][3]}
 
 
+def _made(fix: Fix, **texts: str) -> dict[str, Mutant]:
+    pool = [Candidate(name, "x", "file.py", functools.partial(str, text)) for name, text in texts.items()]
+    return {mutant.name: mutant for mutant in generated.made(fix, pool)}
+
+
 def test_what_does_not_parse_is_no_mutant_and_nothing_is_made_twice() -> None:
-    fix = _fix(PYTHON_OLD, PYTHON_NEW)
-    maker = generated.Maker(fix)
+    found = _made(
+        _fix(PYTHON_OLD, PYTHON_NEW),
+        broken=PYTHON_NEW.replace("a + b", "a +"),
+        pristine=PYTHON_OLD,
+        one=PYTHON_NEW.replace("a + b", "a - b"),
+        same=PYTHON_NEW.replace("a + b", "a  -  (b)"),
+        layout=PYTHON_NEW.replace("c = a + b", "c = (a + b)  # a comment"),
+    )
+    assert {name: mutant.equivalence for name, mutant in found.items()} == {
+        "one": "",
+        "layout": "the same syntax tree as the fix",
+    }
 
-    def make(name: str, text: str) -> Mutant | None:
-        return maker.make(Candidate(name, "x", "file.py", lambda: text))
 
-    assert make("broken", PYTHON_NEW.replace("a + b", "a +")) is None
-    assert make("the pristine tree", PYTHON_OLD) is None
-    assert make("one", PYTHON_NEW.replace("a + b", "a - b")) is not None
-    assert make("the same", PYTHON_NEW.replace("a + b", "a  -  (b)")) is None
-    layout = make("layout", PYTHON_NEW.replace("c = a + b", "c = (a + b)  # a comment"))
-    assert layout is not None
-    assert layout.equivalence == "the same syntax tree as the fix"
-    folded = generated.Maker(_fix(PYTHON_OLD, PYTHON_NEW.replace("b\n", "6\n")))
-    code = folded.make(Candidate("folded", "x", "file.py", lambda: PYTHON_NEW.replace("b\n", "2 * 3\n")))
-    assert code is not None
-    assert code.equivalence == "the same bytecode as the fix"
-    truth = generated.Maker(_fix(PYTHON_OLD, PYTHON_NEW.replace("b\n", "1\n")))
-    other = truth.make(Candidate("truth", "x", "file.py", lambda: PYTHON_NEW.replace("b\n", "True\n")))
-    assert other is not None
-    assert other.equivalence == ""
+@pytest.mark.parametrize(
+    ("old", "new", "equivalence"), [("6", "2 * 3", "the same bytecode as the fix"), ("1", "True", "")]
+)
+def test_a_folded_constant_is_the_fix_and_a_truth_value_is_not(old: str, new: str, equivalence: str) -> None:
+    fix = _fix(PYTHON_OLD, PYTHON_NEW.replace("b\n", f"{old}\n"))
+    assert _made(fix, folded=PYTHON_NEW.replace("b\n", f"{new}\n"))["folded"].equivalence == equivalence

@@ -123,7 +123,10 @@ def test_another_fix_is_put_under_them(workbench: Workbench) -> None:
     assert workbench.findings().count("it does not fit the release with fix.patch") == 3
     left = (pack / "mutants/adds_the_weight.patch").read_bytes()
     status, said = _rebased(workbench)
-    assert (status, "adds_the_weight.patch: left: U src/toykernel/scale.py" in said) == (1, True), said
+    assert (status, "adds_the_weight.patch: left: src/toykernel/scale.py: it conflicts with fix.patch" in said) == (
+        1,
+        True,
+    ), said
     assert "0 kept, 2 rebased, 1 left" in said
     assert (pack / "mutants/adds_the_weight.patch").read_bytes() == left
     rounds = (pack / "mutants/rounds_the_total.patch").read_text(encoding="utf-8")
@@ -190,4 +193,7 @@ def test_one_on_a_fix_that_git_does_not_know_is_left(workbench: Workbench) -> No
     pack = workbench.lay("43_lets_wrong_fixes_pass")
     _put(pack, "x", _patch("another\n", "release\n"))
     status, said = _rebased(workbench)
-    assert (status, "x.patch: left: src/toykernel/scale.py: patch does not apply" in said) == (1, True)
+    assert (status, "x.patch: left: src/toykernel/scale.py: line 1 is not what the patch takes away" in said) == (
+        1,
+        True,
+    )

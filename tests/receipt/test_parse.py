@@ -35,5 +35,5 @@ def test_a_schema_that_nobody_knows_is_told(schema: object) -> None:
 @pytest.mark.parametrize(("key", "name"), [("log", "file"), ("fix", "name")])
 @pytest.mark.parametrize("file", ["", "../fix.patch", "a/b"])
 def test_a_file_that_is_not_beside_the_receipt_is_told(key: str, name: str, file: str) -> None:
-    with pytest.raises(HarnessError, match=rf"{key}\.{name}: .* is no file beside it"):
+    with pytest.raises(HarnessError, match=rf"toy\.json: {key}.*: .*{file}.* is not a file beside it"):
         receipt.parse(json.dumps(DOCUMENT | {key: DOCUMENT[key] | {name: file}}), "toy.json")
