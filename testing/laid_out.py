@@ -36,4 +36,4 @@ def nothing(version: str) -> Prepared:
     """Return a cell's layout whose trees are empty."""
     layout = Layout(Cache(Path()), "trees", "", lambda _: None, "nothing")
     tree = Tree(Path(), "", {}, "", version, "", layout, Seal({}, {}))
-    return Prepared(tree, tree, "fix.patch", "", (), (), DependencySet("default", ()), layout)
+    return Prepared(tree, tree, "fix.patch", "", (), (), DependencySet("default", {}), layout)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from packaging.tags import Tag, compatible_tags, cpython_tags, platform_tags, sys_tags
+from packaging import tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
@@ -50,8 +50,7 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
         if cache.offline:
             raise UnavailableError(f"{file or package}: {NOT_HERE.format(cache.root)}")
         cache.tell(f"downloading {file or package}")
-        client = package_index.user_index()
-        client.download(client.pinned(package, file, sha256), sha256, folder)
+        package_index.user_index().download(package, file, sha256, folder)
 
     for _ in range(2):
         entry = cache.populate("downloads", sha256, build)
@@ -94,31 +93,29 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
 
 
 def _best_wheel(entries: list[ReleaseFile], package: str, version: str, python_tag: str) -> ReleaseFile:
-    platforms, python = (*PLATFORMS, *platform_tags()), (3, int(python_tag.removeprefix("cp3")))
-    tags = [*cpython_tags(python, platforms=platforms), *compatible_tags(python, python_tag, platforms)]
+    platforms, python = (*PLATFORMS, *tags.platform_tags()), (3, int(python_tag.removeprefix("cp3")))
+    supported = [*tags.cpython_tags(python, platforms=platforms), *tags.compatible_tags(python, python_tag, platforms)]
     wheels = [entry for entry in entries if entry.file.endswith(".whl")]
-    best = _best_index([entry.file for entry in wheels], tags)
-    if best is not None:
-        return wheels[best]
+    if best := _best_file(wheels, supported):
+        return best
     if wheels:
         raise UnsupportedHereError(f"{package} {version}: the requirements file pins no wheel for {python_tag}")
     raise UnavailableError(f"{package} {version}: it has no wheel, and an sdist is never built: that would execute it")
 
 
-def _best_index(names: list[str], tags: Iterable[Tag]) -> int | None:
-    """Return the index of the file that a Python prefers: an sdist, else the wheel with its first tag."""
-    order = {tag: rank for rank, tag in enumerate(tags)}
-    ranks: dict[int, int] = {}
-    for index, name in enumerate(names):
-        if name.endswith((".tar.gz", ".zip")):
-            ranks[index] = -1
-        elif name.endswith(".whl"):
-            try:
-                fitting_ranks = [order[tag] for tag in parse_wheel_filename(name)[3] if tag in order]
-            except InvalidWheelFilename:
-                continue
-            ranks |= {index: min(fitting_ranks)} if fitting_ranks else {}
-    return min(ranks, key=lambda index: ranks[index], default=None)
+def _best_file(entries: list[ReleaseFile], supported: Iterable[tags.Tag]) -> ReleaseFile | None:
+    """Return the file that a Python prefers: an sdist, else the wheel with its first tag."""
+    sdists = (entry for entry in entries if entry.file.endswith((".tar.gz", ".zip")))
+    select = tags.create_compatible_tags_selector(supported)
+    return next(sdists, None) or next(select((entry, _tags(entry.file)) for entry in entries), None)
+
+
+def _tags(file: str) -> frozenset[tags.Tag]:
+    """Return the tags of a wheel; none of an sdist, or of a malformed name."""
+    try:
+        return parse_wheel_filename(file)[3]
+    except InvalidWheelFilename:
+        return frozenset()
 
 
 def _stored_list(cache: Cache, package: str) -> list[ReleaseFile]:
@@ -161,13 +158,11 @@ def releases(cache: Cache, package: str, *, wheels_only: bool = False, only_kept
     for entry in listing:
         if not entry.yanked:
             by_version.setdefault(Version(entry.version), []).append(entry)
-    best_files, tags = [], list(sys_tags())
+    best_files, supported = [], list(tags.sys_tags())
     for version, entries in sorted(by_version.items()):
         usable = [entry for entry in entries if entry.sha256 and (entry.file.endswith(".whl") or not wheels_only)]
-        best = _best_index([entry.file for entry in usable], tags)
-        date = min((entry.date for entry in entries if entry.date), default="")
-        nothing = ReleaseFile(entries[0].package, str(version), "", "")
-        best_files.append(replace(nothing if best is None else usable[best], date=date))
+        best = _best_file(usable, supported) or ReleaseFile(package, str(version), "", "")
+        best_files.append(replace(best, date=min((entry.date for entry in entries if entry.date), default="")))
     return best_files
 
 
