@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,19 +51,15 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
         cache.tell(f"downloading {file or package}")
         package_index.user_index().download(package, file, sha256, folder)
 
-    for _ in range(2):
-        entry = cache.populate("downloads", sha256, build)
-        path = next(entry.iterdir(), None)
-        if path is not None and files.sha256_file(path) == sha256:
-            return path
-        shutil.rmtree(entry, ignore_errors=True)
-        cache.tell(f"{file or package}: the cached download is damaged")
-        if cache.offline:
-            break
-    raise UnavailableError(
-        f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...). It has been removed. "
-        "Next: run without --offline, or copy the cache anew"
-    )
+    entry = cache.populate("downloads", sha256, build)
+    path = next(entry.iterdir(), None)
+    if path is None or files.sha256_file(path) != sha256:
+        files.remove_tree(entry)
+        raise UnavailableError(
+            f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...). It has been removed. "
+            "Next: run again without --offline, or copy the cache anew"
+        )
+    return path
 
 
 def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], python_tag: str) -> Path:
@@ -80,9 +75,9 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
         paths = (path for sha256 in hashes for path in cache.entry("downloads", sha256).glob("*"))
         entries = [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
     else:
-        entries = [entry for entry in _stored_list(cache, package) if entry.sha256 in hashes]
+        entries = [entry for entry in _listing(cache, package, ask=False) if entry.sha256 in hashes]
         if len(entries) != len(hashes):
-            entries = [entry for entry in _current_list(cache, package) if entry.sha256 in hashes]
+            entries = [entry for entry in _listing(cache, package, ask=True) if entry.sha256 in hashes]
     if not entries:
         reason = (
             "wrong sha256: the index has no file of one that is pinned. Next: compare them with the release's own page"
@@ -118,23 +113,18 @@ def _tags(file: str) -> frozenset[tags.Tag]:
         return frozenset()
 
 
-def _stored_list(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Read the files that the index listed when it was last asked; none if it was not, or if their form has changed."""
-    try:
-        text = cache.entry("releases", f"{package}.json").read_text(encoding="utf-8")
-        return [ReleaseFile(**entry) for entry in json.loads(text)]
-    except (FileNotFoundError, TypeError, ValueError):
-        return []
+def _listing(cache: Cache, package: str, *, ask: bool) -> list[ReleaseFile]:
+    """Return every file of a package, as the index lists them now, or as the cache holds that list.
 
-
-def _current_list(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Ask the index for every file of a package, and store the list; without network, return the stored list."""
-    if cache.offline:
-        if stored := _stored_list(cache, package):
-            return stored
-        raise UnavailableError(
-            f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
-        )
+    With `ask`, and with network, the index is asked, and its list stored. Without, a list that is not stored, or has
+    another form, is empty.
+    """
+    path = cache.entry("releases", f"{package}.json")
+    if not ask or cache.offline:
+        try:
+            return [ReleaseFile(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        except (FileNotFoundError, TypeError, ValueError):
+            return []
     listing = []
     for offer in package_index.user_index().offers(package):
         if offer.version is not None:
@@ -142,18 +132,21 @@ def _current_list(cache: Cache, package: str) -> list[ReleaseFile]:
             yanked = bool(offer.file.is_yanked)
             listing.append(ReleaseFile(package, str(offer.version), offer.file.filename, offer.sha256, date, yanked))
     with cache.guard():
-        text = json.dumps([asdict(entry) for entry in listing], indent=1)
-        files.write_atomic(cache.entry("releases", f"{package}.json"), text)
+        files.write_atomic(path, json.dumps([asdict(entry) for entry in listing], indent=1))
     return listing
 
 
-def releases(cache: Cache, package: str, *, wheels_only: bool = False, only_kept: bool = False) -> list[ReleaseFile]:
+def releases(cache: Cache, package: str, *, wheels_only: bool = False, ask: bool = True) -> list[ReleaseFile]:
     """List every release of a package, the oldest first, each with its file that fits best here.
 
-    Yanked releases are left out. With `only_kept` the stored list counts, and the index is not asked.
+    Yanked releases are left out. Without `ask` the stored list counts, and the index is not asked.
     UnavailableError: the index cannot be asked, or without network, there is no stored list.
     """
-    listing = _stored_list(cache, package) if only_kept else _current_list(cache, package)
+    listing = _listing(cache, package, ask=ask)
+    if ask and cache.offline and not listing:
+        raise UnavailableError(
+            f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
+        )
     by_version: dict[Version, list[ReleaseFile]] = {}
     for entry in listing:
         if not entry.yanked:
@@ -174,7 +167,7 @@ def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: boo
     """
     if cache.offline and version is None:
         raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")
-    listing = releases(cache, package, wheels_only=wheels_only, only_kept=True) if version else []
+    listing = releases(cache, package, wheels_only=wheels_only, ask=False) if version else []
     release = _find(listing, version)
     if release is None:
         listing = releases(cache, package, wheels_only=wheels_only)
