@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core import files
+from harness.core import files, seal
 from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.core.seal import Layout
@@ -52,10 +52,10 @@ def open_tree(layout: Layout, upstream: Upstream, sha256: str, version: str) -> 
 
     ChangedError: the tree had changed since it was laid out.
     """
-    seal, folder = layout.lay_out(), layout.folder
+    entries, folder = layout.lay_out().entries, layout.folder
     source_root = upstream.source_root if (folder / upstream.source_root).is_dir() else ""
-    sha256 = sha256 or files.manifest_hash(seal.entries)
-    return Tree(folder, source_root, seal.entries, sha256, version, layout.key, layout)
+    sha256 = sha256 or files.manifest_hash(entries)
+    return Tree(folder, source_root, entries, sha256, version, layout.key, layout)
 
 
 def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha256: str) -> Tree:
@@ -99,13 +99,13 @@ def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
             version = checkout.copy_path(Path(origin.value).expanduser(), content)
         else:
             version = checkout.copy_installed(upstream.package, content)
-        return version, files.manifest_hash(files.manifest(content))
+        return version, files.manifest_hash(seal.hashes(content, seal.stats(content)))
 
     with cache.guard(), cache.scratch("origin-") as scratch:
         version, sha256 = copy(scratch / "content")
 
     def build(entry: Path) -> None:
-        if copy(entry / "content") != (version, sha256):
+        if copy(entry / "content")[1] != sha256:
             raise UnavailableError(f"{origin.kind} {origin.value}: changed while it was judged")
 
     layout = Layout(cache, KIND, files.key_of("content", sha256), build, f"{upstream.package} {version}")
