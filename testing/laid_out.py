@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.core.cache import Cache
-from harness.core.seal import Layout, Seal
+from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host.host import Host
 from harness.lane.cell import Cell
@@ -35,5 +35,5 @@ def end(key: str, task: str, lane: LaneName, verdict: LaneVerdict, host: Host = 
 def nothing(version: str) -> Prepared:
     """Return a cell's layout whose trees are empty."""
     layout = Layout(Cache(Path()), "trees", "", lambda _: None, "nothing")
-    tree = Tree(Path(), "", {}, "", version, "", layout, Seal({}, {}))
-    return Prepared(tree, tree, "fix.patch", "", (), (), DependencySet("default", ()), layout)
+    tree = Tree(Path(), "", {}, "", version, "", layout)
+    return Prepared(tree, tree, "fix.patch", "", (), (), DependencySet("default", {}), layout)

@@ -27,8 +27,9 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     upstream = pack.definition.upstream
     tree.materialize(cache, upstream, parse_source(None, pack.definition))
     for name in pack.definition.dependencies:
-        for wheel in dependencies.named_set(pack.definition, name, tag).members:  # a lane's host lays them out
-            download.wheel(cache, wheel.package, wheel.version, wheel.hashes, tag)
+        members = dependencies.named_set(pack.definition, name, tag).members
+        for package, wheel in members.items():  # a lane's host lays them out
+            download.wheel(cache, package, wheel.version, wheel.hashes, tag)
     for environment in pack.definition.environments.values():
         for package, sha256 in environment.files.items():
             download.fetch(cache, package, None, sha256)

@@ -1,4 +1,4 @@
-"""Files: hashes, manifests and atomic writes."""
+"""Files: hashes, walks, copies and atomic writes."""
 
 from __future__ import annotations
 
@@ -57,14 +57,8 @@ def walk(folder: Path) -> Iterator[tuple[str, os.stat_result | None]]:
             yield prefix, None
 
 
-def manifest(folder: Path) -> dict[str, str]:
-    """Map the path of every file under `folder`, relative and with slashes, to its sha256."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
-
-
 def manifest_hash(entries: Mapping[str, str]) -> str:
-    """Return one sha256 for a whole manifest."""
+    """Return one sha256 for the sha256 of files by path."""
     return sha256_bytes(json.dumps(sorted(entries.items())).encode())
 
 

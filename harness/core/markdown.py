@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 
@@ -43,17 +44,12 @@ def inert(text: str) -> str:
 
 def details(summary: str, body: str) -> str:
     """Fold a body away; blank lines around it make GitHub render it as Markdown."""
-    return f"<details>\n<summary>{escape(summary)}</summary>\n\n{body.strip()}\n\n</details>\n"
-
-
-def escape(text: str) -> str:
-    """Escape the characters that HTML would read as a tag or an entity."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"<details>\n<summary>{html.escape(summary, quote=False)}</summary>\n\n{body.strip()}\n\n</details>\n"
 
 
 def cell(text: str) -> str:
     """Make text fit into one cell of a table."""
-    return escape(plain(text)).replace("|", "\\|").replace("\n", " ").replace("`", "\\`")
+    return html.escape(plain(text), quote=False).replace("|", "\\|").replace("\n", " ").replace("`", "\\`")
 
 
 def inert_cell(text: str) -> str:

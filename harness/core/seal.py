@@ -8,11 +8,13 @@ archive, which is hashed against pack.toml, and compared.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache as once
@@ -51,15 +53,11 @@ def _key(path: Path) -> bytes:
     """Return the user's key, made at its first use; if it cannot be stored, a key of this process alone."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(secrets.token_bytes(KEY_BYTES))
-        try:
-            path.hardlink_to(fresh)  # the first of several processes wins
-        except FileExistsError:
-            pass
-        finally:
-            fresh.unlink()
+        with tempfile.NamedTemporaryFile(dir=path.parent) as fresh:  # readable to its owner alone
+            fresh.write(secrets.token_bytes(KEY_BYTES))
+            fresh.flush()
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(fresh.name)  # the first of several processes wins
         key = path.read_bytes()
     except OSError:
         key = b""

@@ -37,34 +37,28 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def _check_values(document: object, *, strings: bool) -> None:
-    """Refuse numbers that are too large, nesting that is too deep, and with `strings` half a character or NUL."""
-    level, depth = [document], 0
-    while level:
-        if depth > DEEPEST:
-            raise StrictJsonError(f"more than {DEEPEST} brackets inside each other")
-        next_level: list[object] = []
-        for value in level:
-            if isinstance(value, dict):
-                next_level += [*value.keys(), *value.values()]
-            elif isinstance(value, list):
-                next_level += value
-            elif isinstance(value, int) and abs(value) >= LARGEST:
-                raise StrictJsonError(f"the number {str(value)[:SHOWN]} has more than 64 bits")
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise StrictJsonError("a number is too large for a float")
-            elif strings and isinstance(value, str):
-                _check_text(value)
-        level, depth = next_level, depth + 1
+def _integer(text: str) -> int:
+    number = int(text)
+    if abs(number) >= LARGEST:
+        raise StrictJsonError(f"the number {text[:SHOWN]} has more than 64 bits")
+    return number
 
 
-def _check_text(text: str) -> None:
-    if "\0" in text:
-        raise StrictJsonError("a text holds a NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise StrictJsonError("a text holds half a character (a lone surrogate)") from None
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise StrictJsonError("a number is too large for a float")
+    return number
+
+
+def _check_depth(document: object) -> None:
+    """Refuse nesting that is too deep; only lists and objects are looked into."""
+    level = [document] if isinstance(document, (dict, list)) else []
+    for _ in range(DEEPEST):
+        members = (outer.values() if isinstance(outer, dict) else outer for outer in level)
+        level = [inner for inners in members for inner in inners if isinstance(inner, (dict, list))]
+    if level:
+        raise StrictJsonError(f"more than {DEEPEST} brackets inside each other")
 
 
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
@@ -75,7 +69,9 @@ def loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
     """
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
-        document = json.loads(decoded, parse_constant=_constant, object_pairs_hook=_object)
+        document = json.loads(
+            decoded, parse_constant=_constant, parse_int=_integer, parse_float=_float, object_pairs_hook=_object
+        )
     except UnicodeDecodeError as error:
         raise StrictJsonError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     except StrictJsonError:
@@ -84,6 +80,13 @@ def loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
         raise StrictJsonError(f"not JSON: {error}") from None
     except RecursionError:
         raise StrictJsonError(f"more than {DEEPEST} brackets inside each other") from None
-    _check_text(decoded)
-    _check_values(document, strings=SUSPECT.search(decoded) is not None)
+    _check_depth(document)
+    if SUSPECT.search(decoded):
+        decoded = json.dumps(document, ensure_ascii=False).replace(r"\\", "")  # without escaped backslashes
+    if r"\u0000" in decoded:
+        raise StrictJsonError("a text holds a NUL character")
+    try:
+        decoded.encode()
+    except UnicodeEncodeError:
+        raise StrictJsonError("a text holds half a character (a lone surrogate)") from None
     return document

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import cattrs
+from cattrs.cols import homogenous_tuple_structure_factory, mapping_structure_factory
 from cattrs.gen import make_dict_structure_fn
 
 Structured = TypeVar("Structured")
+Hook = Callable[[Any, Any], Any]
+Factory = Callable[[Any, cattrs.Converter], Hook]
 #: Characters of a value in an error.
 SHOWN = 80
 
@@ -34,7 +37,7 @@ class StructureError(ValueError):
         self.errors = errors
 
 
-def _exact_hook(kind: type) -> Callable[[Any, Any], Any]:
+def _exact_hook(kind: type) -> Hook:
     def structure(value: Any, _: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
@@ -61,23 +64,12 @@ def _structure_formed(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any parse
     return structured
 
 
-def _resolve(kind: Any) -> Any:  # noqa: ANN401 - a dataclass
-    """Replace the names of a dataclass's field types by the types: cattrs itself would lose the forms."""
+def _dataclass_hook(kind: Any, strict: cattrs.Converter) -> Hook:  # noqa: ANN401 - a dataclass
+    """Replace the names of its field types by the types: cattrs itself would lose the forms."""
     hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         field.type = hints[field.name]
-    return kind
-
-
-def _container_hook(kinds: tuple[type, ...], noun: str, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Refuse values of other kinds: a text would pass for a list of its letters."""
-
-    def structure(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
-        if not isinstance(value, kinds):
-            raise TypeError(f"expected {noun}, got {type(value).__name__}")
-        return inner(value, kind)
-
-    return structure
+    return make_dict_structure_fn(kind, strict, _cattrs_forbid_extra_keys=True)
 
 
 @functools.cache
@@ -90,26 +82,24 @@ def converter() -> cattrs.Converter:
     strict.register_structure_hook_func(lambda kind: hasattr(kind, "__metadata__"), _structure_formed)
     strict.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
 
-    lists, tables = cast("Any", list), cast("Any", Mapping)
+    def register(fits: Callable[[Any], bool], noun: str, kinds: type | tuple[type, ...], factory: Factory) -> None:
+        """Refuse values of other kinds: a text would pass for a list of its letters."""
 
-    def members(value: Any, kind: Any) -> Any:  # noqa: ANN401 - a list, and the tuple that it becomes
-        return tuple(strict.structure(list(value), lists[get_args(kind)[0]]))
+        def checked(kind: Any) -> Hook:  # noqa: ANN401 - a type
+            inner = factory(kind, strict)
 
-    def table(value: Any, kind: Any) -> Any:  # noqa: ANN401 - a table, and the dict that it becomes
-        return strict.structure(value, tables[get_args(kind)])
+            def structure(value: Any, _: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
+                if not isinstance(value, kinds):
+                    raise TypeError(f"expected {noun}, got {type(value).__name__}")
+                return inner(value, kind)
 
-    strict.register_structure_hook_func(
-        lambda kind: getattr(kind, "__origin__", None) is tuple, _container_hook((list, tuple), "a list", members)
-    )
-    strict.register_structure_hook_func(
-        lambda kind: getattr(kind, "__origin__", None) is dict, _container_hook((dict,), "a table", table)
-    )
-    strict.register_structure_hook_factory(
-        dataclasses.is_dataclass,
-        lambda kind: _container_hook(
-            (dict,), "a table", make_dict_structure_fn(_resolve(kind), strict, _cattrs_forbid_extra_keys=True)
-        ),
-    )
+            return structure
+
+        strict.register_structure_hook_factory(fits, checked)
+
+    register(lambda kind: get_origin(kind) is tuple, "a list", (list, tuple), homogenous_tuple_structure_factory)
+    register(lambda kind: get_origin(kind) is dict, "a table", dict, mapping_structure_factory)
+    register(dataclasses.is_dataclass, "a table", dict, _dataclass_hook)
     return strict
 
 

@@ -31,6 +31,8 @@ def _number(least: float, most: float) -> Form:
     return Form(f"between {least} and {most}", lambda value: least <= value <= most)
 
 
+#: Of a list or a table.
+SOME = Form("filled: name at least one", len)
 Line = Annotated[str, _text("a text on one line", r"[^\x00-\x1f\x7f]*")]
 Text = Annotated[str, _text("a text on one line, and no empty one", r"(?=.*\S)[^\x00-\x1f\x7f]+")]
 Sentence = Annotated[str, _text("one sentence on one line, with its full stop", r"(?=.*\w)[^\x00-\x1f\x7f]+\.")]
@@ -60,6 +62,9 @@ Variable = Annotated[str, Form("a variable that a pack may set", VARIABLE.fullma
 Claim = Annotated[str, _text("a claim such as MEMORY_SAVE_VERIFIED", CLAIM)]
 TargetName = Annotated[str, Form("a target such as cpu, sm_80, sm_90a (with the suffix from sm_90 on)", is_target)]
 SetName = Annotated[str, _text("a name of lower-case letters, digits and -", r"[a-z0-9]+(?:-[a-z0-9]+)*")]
+Modules = Annotated[tuple[Module, ...], SOME]
+Paths = Annotated[tuple[Path, ...], SOME]
+Texts = Annotated[tuple[Text, ...], SOME]
 Number = Annotated[int, _number(0, 1 << 20)]
 Count = Annotated[int, _number(1, 1024)]
 #: More than a month for a lane is a mistake.

@@ -31,10 +31,8 @@ STRING = (
 )
 #: A comment stands after a space, or alone on its line: Python 3.12 takes f"{x["#"]}", where the # begins none.
 COMMENT_OR_STRING = re.compile(rf"(?<!\S)#[^\n]*|(?P<string>{STRING})", re.DOTALL)
-#: The docstring of a module, after nothing but comments.
-DOCSTRING = re.compile(
-    rf"(?:[ \t\f]*(?:#[^\n]*)?\n)*(?P<text>[rRuU]?(?:{STRING}))[ \t]*(?:#[^\n]*)?(?:\n|\Z)", re.DOTALL
-)
+#: The docstring of a module, after nothing but comments, and alone on its lines.
+DOCSTRING = re.compile(rf"\A(?:[ \t\f]*(?:#[^\n]*)?\n)*[rRuU]?(?>{STRING})[ \t]*(?:#[^\n]*)?(?:\n|\Z)", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=64)
@@ -82,12 +80,9 @@ def script_meaning(source: str) -> str:
     16 times as long, and `list` asks for every script and contract.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
-    docstring = DOCSTRING.match(source)
-    first = source.count("\n", 0, docstring.start("text")) if docstring else 0
-    dropped = range(first, first + docstring["text"].count("\n") + 1) if docstring else ()
+    source = DOCSTRING.sub("", source)
     lines = COMMENT_OR_STRING.sub(lambda match: match["string"] or "", source).split("\n")
-    code = [line.rstrip() for number, line in enumerate(lines) if number not in dropped and line.strip()]
-    return files.sha256_bytes("\n".join(code).encode())
+    return files.sha256_bytes("\n".join(line.rstrip() for line in lines if line.strip()).encode())
 
 
 def patch_meaning(text: str) -> str:

@@ -16,9 +16,6 @@ FOLDER_PATTERN = re.compile(r"(?P<number>\d{2,})_(?P<slug>[a-z0-9_]+)")
 #: A file that a patch changes.
 CHANGED = re.compile(r"(?m)^diff --git a/(\S+) b/")
 
-#: Digits of a pack's number at most; Python reads no number of thousands of digits.
-LONGEST_NUMBER = 255
-
 
 def load_pack(folder: Path) -> Pack:
     """Load one pack; HarnessError holds all errors of its pack.toml."""
@@ -57,8 +54,8 @@ def _number(name: str) -> int:
 def matches(name: str, pattern: str) -> bool:
     """Whether a number, a slug or a glob names a folder."""
     match = FOLDER_PATTERN.fullmatch(name)
-    if pattern.isdecimal() and len(pattern) <= LONGEST_NUMBER:
-        return match is not None and int(match["number"]) == int(pattern)
+    if pattern.isdecimal():
+        return match is not None and match["number"].lstrip("0") == pattern.lstrip("0")
     slug = match["slug"] if match else ""
     return pattern in (name, slug) or fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(slug, pattern)
 

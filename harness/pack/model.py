@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from harness.core.words import ActionKind, Evidence, Fix, Kind, ThreadState, Verdict
 from harness.pack import forms
@@ -17,7 +18,7 @@ class Upstream:
     package: forms.Package  # its name on the package index
     repository: forms.Repository  # its URL
     license: forms.Line  # of its source, as SPDX names it
-    modules: tuple[forms.Module, ...]  # the import names under test
+    modules: forms.Modules  # the import names under test
     commit: forms.Commit = ""  # the pinned commit, or that of the release's tag; empty if unknown
     version: forms.Release = ""  # of the release; empty if a commit is pinned
     file: forms.Archive = ""  # of the release on the package index, likewise
@@ -61,7 +62,7 @@ class Searched:
     """The search in upstream's issues and pull requests: its date and its words."""
 
     date: dt.date
-    queries: tuple[forms.Text, ...]
+    queries: forms.Texts
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Ask:
     patch: forms.OtherPatch  # its file in the pack
     origin: forms.Origin  # ``git+URL@COMMIT``: the tree of development, on which it applies
     date: dt.date  # of that commit
-    checks: tuple[forms.Text, ...]  # names or globs of the defect checks that are wrong there and right with the patch
+    checks: forms.Texts  # names or globs of the defect checks that are wrong there and right with the patch
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,14 @@ class Workaround:
     """A way round the bug without the patch, which controls show to work."""
 
     text: forms.Text
-    checks: tuple[forms.Text, ...]  # names or globs of the controls that show it, right on the pinned release
+    checks: forms.Texts  # names or globs of the controls that show it, right on the pinned release
 
 
 @dataclass(frozen=True)
 class UpstreamTests:
     """Upstream's own tests of the files that a patch touches."""
 
-    files: tuple[forms.Path, ...]  # relative to the repository's root
+    files: forms.Paths  # relative to the repository's root
     origin: forms.Origin = ""  # ``git+URL@COMMIT``: the tree that has them; empty for the pinned tree
     #: the pack's patch with which they are run; empty for ask.patch if there is one, else fix.patch
     patch: forms.Patch = ""
@@ -204,7 +205,7 @@ class Definition:
     leading_figure: forms.Line
     upstream: Upstream
     requires: Requires
-    targets: dict[forms.TargetName, Target]
+    targets: Annotated[dict[forms.TargetName, Target], forms.SOME]
     fix: Fix = Fix.PATCH  # without a patch there is no patched lane, and the best verdict is REPRODUCED
     head: Head | None = None
     fixed_in: forms.Release = ""

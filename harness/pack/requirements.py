@@ -45,13 +45,11 @@ def read_sets(folder: Path) -> dict[str, dict[str, Dependency]]:
     return sets
 
 
-def marker_holds(marker: Marker | None, python: str, extras: frozenset[str] = frozenset()) -> bool:
-    """Whether a marker is true on Linux, for a Python such as ``3.12``, with one of the extras or without."""
-    if marker is None:
-        return True
+def marker_holds(marker: str, python: str) -> bool:
+    """Whether a marker is true on Linux, for a Python such as ``3.12``, without extras; an empty one is."""
     host = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux", "os_name": "posix"}
-    host |= {"platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython"}
-    return any(marker.evaluate({**host, "extra": extra}) for extra in ("", *extras))
+    host |= {"platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython", "extra": ""}
+    return not marker or Marker(marker).evaluate(host)
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -68,16 +68,6 @@ def _set_errors(definition: Definition) -> Iterator[str]:
             yield f"{path}.dependencies: no set {name!r}; there is {available}"
 
 
-def _empty_errors(definition: Definition) -> Iterator[str]:
-    """Refuse empty lists."""
-    lists = {"upstream.modules": definition.upstream.modules, "targets": definition.targets}
-    lists |= {"ask.checks": definition.ask.checks} if definition.ask else {}
-    lists |= {"workaround.checks": definition.workaround.checks} if definition.workaround else {}
-    lists |= {"upstream_tests.files": definition.upstream_tests.files} if definition.upstream_tests else {}
-    lists |= {"searched.queries": definition.searched.queries} if definition.searched else {}
-    yield from (f"{path}: name at least one" for path, members in lists.items() if not members)
-
-
 def _complete(document: dict[str, Any], patched: tuple[str, ...]) -> None:
     """Give each target the pack's defaults for the keys that it does not state."""
     has_patch = document.get("fix") != Fix.NONE
@@ -105,7 +95,7 @@ def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}, patched: tu
     _complete(document, patched)
     definition = replace(structure.structure(document, Definition), dependencies=dict(sets))
     errors = [*_upstream_errors(definition.upstream), *_patch_errors(definition), *_set_errors(definition)]
-    errors += [*_target_errors(definition, document), *_empty_errors(definition)]
+    errors += _target_errors(definition, document)
     if errors:
         raise structure.StructureError(errors)
     return definition

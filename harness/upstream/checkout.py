@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -40,12 +39,8 @@ def _tracked(folder: Path) -> list[str] | None:
     return [name for name in listing.stdout.split("\0") if name]
 
 
-def _all_files(folder: Path) -> list[str]:
-    paths: list[str] = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in SKIPPED]
-        paths += [str((Path(parent) / name).relative_to(folder)) for name in names if not name.endswith(".pyc")]
-    return paths
+def _is_source(path: str) -> bool:
+    return SKIPPED.isdisjoint(path.split("/")) and not path.endswith(".pyc")
 
 
 def copy_path(folder: Path, destination: Path) -> str:
@@ -57,16 +52,14 @@ def copy_path(folder: Path, destination: Path) -> str:
     if not os.path.isdir(folder):  # noqa: PTH112 - false of a path that is too long
         raise HarnessError(f"path:{str(folder)[:SHOWN]}: no such folder. Next: path:CHECKOUT")
     tracked = _tracked(folder)
-    for name in _all_files(folder) if tracked is None else tracked:
-        source, target = folder / name, destination / name
-        try:
-            if source.is_file() and not source.is_symlink():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
-        except OSError as error:
-            if error.errno in room.NO_ROOM:
-                raise
-            raise HarnessError(f"path:{folder}: {name[:SHOWN]} cannot be copied: {error.strerror}") from None
+    try:
+        names = [path for path, _ in files.walk(folder) if _is_source(path)] if tracked is None else tracked
+        regular = [name for name in names if (folder / name).is_file() and not (folder / name).is_symlink()]
+        files.copy(folder, regular, destination)
+    except OSError as error:
+        if error.errno in room.NO_ROOM:
+            raise
+        raise HarnessError(f"path:{folder}: it cannot be copied: {error.strerror}") from None
     if tracked is None:
         return "path"
     commit = git.run(["rev-parse", "HEAD"], folder).stdout.strip() or "no commit"
@@ -86,11 +79,9 @@ def copy_installed(package: str, destination: Path) -> str:
     if source.get("dir_info", {}).get("editable"):
         folder = Path(unquote(urlsplit(source["url"]).path))
         return f"{distribution.version}, editable {copy_path(folder, destination)}"
-    for file in distribution.files or []:
-        path, target = Path(str(distribution.locate_file(file))), destination / file
-        if ".." not in file.parts and file.suffix != ".pyc" and path.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+    paths = [str(file) for file in distribution.files or [] if ".." not in file.parts and file.suffix != ".pyc"]
+    site = Path(str(distribution.locate_file("")))
+    files.copy(site, [path for path in paths if (site / path).is_file()], destination)
     return f"{distribution.version}, installed"
 
 
@@ -158,20 +149,22 @@ def commit_date(cache: Cache, url: str, commit: str) -> dt.date:
     return dt.datetime.fromtimestamp(int(seconds), dt.UTC).date()
 
 
-def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
-    """Lay the files of one commit into `destination`; return the version, with the full commit.
-
-    A link becomes a small file that holds the name of its target.
-    """
+def full_commit(cache: Cache, url: str, commit: str) -> str:
+    """Return the 40 digits of a commit, which is fetched if the cache lacks it."""
     with cache.lock(f"git-{files.key_of(url)}"):
         clone = _clone(cache, url, commit)
-        full_commit = git.run(["rev-parse", "--verify", f"{commit}^{{commit}}"], clone, plain=True).stdout.strip()
-        variables = {"GIT_INDEX_FILE": str(destination.parent / "index"), "GIT_WORK_TREE": str(destination)}
-        reading = git.run(["read-tree", full_commit], clone, variables, plain=True)
-        arguments = ["-c", "core.bare=false", "-c", "core.symlinks=false", "-c", "core.autocrlf=false"]
-        checkout = git.run([*arguments, "checkout-index", "--all"], clone, variables, plain=True)
-        (destination.parent / "index").unlink(missing_ok=True)
-    for step in (reading, checkout):
-        if step.returncode != 0:
-            raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")
-    return f"commit {full_commit}"
+        return git.run(["rev-parse", "--verify", f"{commit}^{{commit}}"], clone, plain=True).stdout.strip()
+
+
+def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> None:
+    """Lay the files of one commit into a new folder; a link becomes a small file that holds the name of its target."""
+    destination.mkdir()
+    variables = {"GIT_INDEX_FILE": str(destination.parent / "index"), "GIT_WORK_TREE": str(destination)}
+    settings = ["-c", "core.bare=false", "-c", "core.symlinks=false", "-c", "core.autocrlf=false"]
+    with cache.lock(f"git-{files.key_of(url)}"):
+        clone = _clone(cache, url, commit)
+        for arguments in (["read-tree", commit], [*settings, "checkout-index", "--all"]):
+            step = git.run(arguments, clone, variables, plain=True)
+            if step.returncode != 0:
+                raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")
+    (destination.parent / "index").unlink(missing_ok=True)

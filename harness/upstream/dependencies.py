@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -15,17 +15,8 @@ from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError, unknown_name
 from harness.core.seal import Layout
 from harness.pack import requirements
-from harness.pack.model import Definition
+from harness.pack.model import Definition, Dependency
 from harness.upstream import download, uv
-
-
-@dataclass(frozen=True)
-class Member:
-    """One package of a set."""
-
-    package: str
-    version: str
-    hashes: tuple[str, ...]  # sha256 of the files that may be taken
 
 
 @dataclass(frozen=True)
@@ -33,15 +24,15 @@ class DependencySet:
     """A named set for one Python tag; its hash names the folder in the cache."""
 
     name: str
-    members: tuple[Member, ...]
+    members: Mapping[str, Dependency]  # by package
 
     @property
     def requirements(self) -> str:
         """The set as a requirements file."""
         lines = []
-        for member in self.members:
+        for package, member in self.members.items():
             hashes = "".join(f" --hash=sha256:{sha256}" for sha256 in sorted(member.hashes))
-            lines.append(f"{member.package}=={member.version}{hashes}\n")
+            lines.append(f"{package}=={member.version}{hashes}\n")
         return "".join(sorted(lines))
 
     @property
@@ -52,7 +43,7 @@ class DependencySet:
     @property
     def versions(self) -> dict[str, str]:
         """Map each package to its version."""
-        return {member.package: member.version for member in self.members}
+        return {package: member.version for package, member in self.members.items()}
 
 
 def named_set(definition: Definition, name: str, tag: str) -> DependencySet:
@@ -60,12 +51,12 @@ def named_set(definition: Definition, name: str, tag: str) -> DependencySet:
     if name not in definition.dependencies and name != "default":
         raise unknown_name("dependency set", name, definition.dependencies, "--with SET, or --with PACKAGE==VERSION")
     python = f"3.{tag.removeprefix('cp3')}"
-    members = (
-        Member(package, dependency.version, dependency.hashes)
+    members = {
+        package: dependency
         for package, dependency in definition.dependencies.get(name, {}).items()
-        if requirements.marker_holds(Marker(dependency.marker) if dependency.marker else None, python)
-    )
-    return DependencySet(name, tuple(members))
+        if requirements.marker_holds(dependency.marker, python)
+    }
+    return DependencySet(name, members)
 
 
 def requested_set(
@@ -82,7 +73,7 @@ def requested_set(
     pins = [text for text in requested if "==" in text]
     if not pins:
         return base
-    members = {canonicalize_name(member.package): member for member in base.members}
+    members = {canonicalize_name(package): member for package, member in base.members.items()}
     for text in pins:
         try:
             requirement = Requirement(text)
@@ -90,13 +81,13 @@ def requested_set(
             raise HarnessError(f"--with {text!r}: neither a set nor PACKAGE==VERSION") from None
         version = next(iter(requirement.specifier)).version
         release = download.resolve(cache, requirement.name, version, wheels_only=True)
-        members[canonicalize_name(requirement.name)] = Member(requirement.name, release.version, (release.sha256,))
-    return DependencySet("+".join([base.name, *pins]), tuple(members[key] for key in sorted(members)))
+        members[canonicalize_name(requirement.name)] = Dependency(release.version, (release.sha256,))
+    return DependencySet("+".join([base.name, *pins]), dict(sorted(members.items())))
 
 
 def add_wheel(dependencies: DependencySet, package: str, version: str, sha256: str) -> DependencySet:
     """Add the wheel of an upstream to a set: its libraries look for others beside them."""
-    return replace(dependencies, members=(*dependencies.members, Member(package, version, (sha256,))))
+    return replace(dependencies, members={**dependencies.members, package: Dependency(version, (sha256,))})
 
 
 def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) -> Layout:
@@ -113,8 +104,8 @@ def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) ->
             wheels, requirements_file, site = scratch / "wheels", scratch / "requirements.txt", entry / "site"
             wheels.mkdir()
             site.mkdir()  # for an empty set, too
-            for member in dependencies.members:
-                wheel = download.wheel(cache, member.package, member.version, member.hashes, tag)
+            for package, member in dependencies.members.items():
+                wheel = download.wheel(cache, package, member.version, member.hashes, tag)
                 (wheels / wheel.name).symlink_to(wheel)
             _refuse_conflicts(wheels)
             cache.tell(f"laying out the dependency set {dependencies.name}")

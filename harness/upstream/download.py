@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from packaging.tags import Tag, compatible_tags, cpython_tags, platform_tags, sys_tags
+from packaging import tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
@@ -50,22 +49,17 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
         if cache.offline:
             raise UnavailableError(f"{file or package}: {NOT_HERE.format(cache.root)}")
         cache.tell(f"downloading {file or package}")
-        client = package_index.user_index()
-        client.download(client.pinned(package, file, sha256), sha256, folder)
+        package_index.user_index().download(package, file, sha256, folder)
 
-    for _ in range(2):
-        entry = cache.populate("downloads", sha256, build)
-        path = next(entry.iterdir(), None)
-        if path is not None and files.sha256_file(path) == sha256:
-            return path
-        shutil.rmtree(entry, ignore_errors=True)
-        cache.tell(f"{file or package}: the cached download is damaged")
-        if cache.offline:
-            break
-    raise UnavailableError(
-        f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...). It has been removed. "
-        "Next: run without --offline, or copy the cache anew"
-    )
+    entry = cache.populate("downloads", sha256, build)
+    path = next(entry.iterdir(), None)
+    if path is None or files.sha256_file(path) != sha256:
+        files.remove_tree(entry)
+        raise UnavailableError(
+            f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...). It has been removed. "
+            "Next: run again without --offline, or copy the cache anew"
+        )
+    return path
 
 
 def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], python_tag: str) -> Path:
@@ -81,9 +75,9 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
         paths = (path for sha256 in hashes for path in cache.entry("downloads", sha256).glob("*"))
         entries = [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
     else:
-        entries = [entry for entry in _stored_list(cache, package) if entry.sha256 in hashes]
+        entries = [entry for entry in _listing(cache, package, ask=False) if entry.sha256 in hashes]
         if len(entries) != len(hashes):
-            entries = [entry for entry in _current_list(cache, package) if entry.sha256 in hashes]
+            entries = [entry for entry in _listing(cache, package, ask=True) if entry.sha256 in hashes]
     if not entries:
         reason = (
             "wrong sha256: the index has no file of one that is pinned. Next: compare them with the release's own page"
@@ -94,50 +88,43 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
 
 
 def _best_wheel(entries: list[ReleaseFile], package: str, version: str, python_tag: str) -> ReleaseFile:
-    platforms, python = (*PLATFORMS, *platform_tags()), (3, int(python_tag.removeprefix("cp3")))
-    tags = [*cpython_tags(python, platforms=platforms), *compatible_tags(python, python_tag, platforms)]
+    platforms, python = (*PLATFORMS, *tags.platform_tags()), (3, int(python_tag.removeprefix("cp3")))
+    supported = [*tags.cpython_tags(python, platforms=platforms), *tags.compatible_tags(python, python_tag, platforms)]
     wheels = [entry for entry in entries if entry.file.endswith(".whl")]
-    best = _best_index([entry.file for entry in wheels], tags)
-    if best is not None:
-        return wheels[best]
+    if best := _best_file(wheels, supported):
+        return best
     if wheels:
         raise UnsupportedHereError(f"{package} {version}: the requirements file pins no wheel for {python_tag}")
     raise UnavailableError(f"{package} {version}: it has no wheel, and an sdist is never built: that would execute it")
 
 
-def _best_index(names: list[str], tags: Iterable[Tag]) -> int | None:
-    """Return the index of the file that a Python prefers: an sdist, else the wheel with its first tag."""
-    order = {tag: rank for rank, tag in enumerate(tags)}
-    ranks: dict[int, int] = {}
-    for index, name in enumerate(names):
-        if name.endswith((".tar.gz", ".zip")):
-            ranks[index] = -1
-        elif name.endswith(".whl"):
-            try:
-                fitting_ranks = [order[tag] for tag in parse_wheel_filename(name)[3] if tag in order]
-            except InvalidWheelFilename:
-                continue
-            ranks |= {index: min(fitting_ranks)} if fitting_ranks else {}
-    return min(ranks, key=lambda index: ranks[index], default=None)
+def _best_file(entries: list[ReleaseFile], supported: Iterable[tags.Tag]) -> ReleaseFile | None:
+    """Return the file that a Python prefers: an sdist, else the wheel with its first tag."""
+    sdists = (entry for entry in entries if entry.file.endswith((".tar.gz", ".zip")))
+    select = tags.create_compatible_tags_selector(supported)
+    return next(sdists, None) or next(select((entry, _tags(entry.file)) for entry in entries), None)
 
 
-def _stored_list(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Read the files that the index listed when it was last asked; none if it was not, or if their form has changed."""
+def _tags(file: str) -> frozenset[tags.Tag]:
+    """Return the tags of a wheel; none of an sdist, or of a malformed name."""
     try:
-        text = cache.entry("releases", f"{package}.json").read_text(encoding="utf-8")
-        return [ReleaseFile(**entry) for entry in json.loads(text)]
-    except (FileNotFoundError, TypeError, ValueError):
-        return []
+        return parse_wheel_filename(file)[3]
+    except InvalidWheelFilename:
+        return frozenset()
 
 
-def _current_list(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Ask the index for every file of a package, and store the list; without network, return the stored list."""
-    if cache.offline:
-        if stored := _stored_list(cache, package):
-            return stored
-        raise UnavailableError(
-            f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
-        )
+def _listing(cache: Cache, package: str, *, ask: bool) -> list[ReleaseFile]:
+    """Return every file of a package, as the index lists them now, or as the cache holds that list.
+
+    With `ask`, and with network, the index is asked, and its list stored. Without, a list that is not stored, or has
+    another form, is empty.
+    """
+    path = cache.entry("releases", f"{package}.json")
+    if not ask or cache.offline:
+        try:
+            return [ReleaseFile(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        except (FileNotFoundError, TypeError, ValueError):
+            return []
     listing = []
     for offer in package_index.user_index().offers(package):
         if offer.version is not None:
@@ -145,29 +132,30 @@ def _current_list(cache: Cache, package: str) -> list[ReleaseFile]:
             yanked = bool(offer.file.is_yanked)
             listing.append(ReleaseFile(package, str(offer.version), offer.file.filename, offer.sha256, date, yanked))
     with cache.guard():
-        text = json.dumps([asdict(entry) for entry in listing], indent=1)
-        files.write_atomic(cache.entry("releases", f"{package}.json"), text)
+        files.write_atomic(path, json.dumps([asdict(entry) for entry in listing], indent=1))
     return listing
 
 
-def releases(cache: Cache, package: str, *, wheels_only: bool = False, only_kept: bool = False) -> list[ReleaseFile]:
+def releases(cache: Cache, package: str, *, wheels_only: bool = False, ask: bool = True) -> list[ReleaseFile]:
     """List every release of a package, the oldest first, each with its file that fits best here.
 
-    Yanked releases are left out. With `only_kept` the stored list counts, and the index is not asked.
+    Yanked releases are left out. Without `ask` the stored list counts, and the index is not asked.
     UnavailableError: the index cannot be asked, or without network, there is no stored list.
     """
-    listing = _stored_list(cache, package) if only_kept else _current_list(cache, package)
+    listing = _listing(cache, package, ask=ask)
+    if ask and cache.offline and not listing:
+        raise UnavailableError(
+            f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
+        )
     by_version: dict[Version, list[ReleaseFile]] = {}
     for entry in listing:
         if not entry.yanked:
             by_version.setdefault(Version(entry.version), []).append(entry)
-    best_files, tags = [], list(sys_tags())
+    best_files, supported = [], list(tags.sys_tags())
     for version, entries in sorted(by_version.items()):
         usable = [entry for entry in entries if entry.sha256 and (entry.file.endswith(".whl") or not wheels_only)]
-        best = _best_index([entry.file for entry in usable], tags)
-        date = min((entry.date for entry in entries if entry.date), default="")
-        nothing = ReleaseFile(entries[0].package, str(version), "", "")
-        best_files.append(replace(nothing if best is None else usable[best], date=date))
+        best = _best_file(usable, supported) or ReleaseFile(package, str(version), "", "")
+        best_files.append(replace(best, date=min((entry.date for entry in entries if entry.date), default="")))
     return best_files
 
 
@@ -179,7 +167,7 @@ def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: boo
     """
     if cache.offline and version is None:
         raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")
-    listing = releases(cache, package, wheels_only=wheels_only, only_kept=True) if version else []
+    listing = releases(cache, package, wheels_only=wheels_only, ask=False) if version else []
     release = _find(listing, version)
     if release is None:
         listing = releases(cache, package, wheels_only=wheels_only)

@@ -7,7 +7,6 @@ network judges the result of `fetch --latest`, and says how old it is.
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import json
 import re
 from collections.abc import Callable
@@ -49,8 +48,11 @@ def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
     UnavailableError: the look-up failed, or without network, the cache holds no result of an earlier one.
     """
     subject = f"release of {package}{' (wheel)' if wheels_only else ''}"
-    resolve = functools.partial(download.resolve, cache, package, None, wheels_only=wheels_only)
-    return _look_up(cache, subject, Release, lambda: Release(resolve(), _today()))
+
+    def ask() -> Release:
+        return Release(download.resolve(cache, package, None, wheels_only=wheels_only), _today())
+
+    return _look_up(cache, subject, Release, ask)
 
 
 def head(cache: Cache, url: str) -> Head:

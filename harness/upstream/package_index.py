@@ -37,9 +37,10 @@ MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, Us
 
 @contextmanager
 def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[PyPISimple]:
+    """Open the client of one index; a request for a package that this index lacks ends the block quietly."""
     try:
         import requests  # noqa: PLC0415 - only a download needs the client
-        from pypi_simple import PyPISimple, UnsupportedRepoVersionError  # noqa: PLC0415 - likewise
+        from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedRepoVersionError  # noqa: PLC0415 - likewise
         from requests.adapters import HTTPAdapter  # noqa: PLC0415 - likewise
         from urllib3.util.retry import Retry  # noqa: PLC0415 - likewise
     except ImportError:
@@ -61,6 +62,8 @@ def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[P
     try:
         with PyPISimple(endpoint, session=session) as client:
             yield client
+    except NoSuchProjectError:
+        pass
     except (requests.RequestException, *MISSHAPEN, UnsupportedRepoVersionError) as error:
         raise UnavailableError(
             f"{package}: the package index cannot be read ({type(error).__name__}). "
@@ -102,50 +105,41 @@ class Index:
 
     def offers(self, package: str) -> list[Offer]:
         """List every file of a package; UnavailableError: no index knows the package."""
-        from pypi_simple import NoSuchProjectError  # noqa: PLC0415 - only a download needs the client
-
         offers: list[Offer] = []
         for endpoint in self.endpoints():
             with _client(endpoint, self.settings, package) as client:
-                try:
-                    offers += [Offer(endpoint, file) for file in client.get_project_page(package).packages]
-                except NoSuchProjectError:
-                    continue
+                offers += [Offer(endpoint, file) for file in client.get_project_page(package).packages]
         if not offers:
             raise UnavailableError(f"{package}: no such package on the package index. Next: check upstream.package")
         return offers
 
-    def pinned(self, package: str, file: str | None, sha256: str) -> Offer:
-        """Return the file with that sha256; `file` is its name, which counts if the index states no sha256."""
+    def download(self, package: str, file: str | None, sha256: str, folder: Path) -> None:
+        """Download the file with a sha256 into `folder`; its name `file` counts if the index states no sha256.
+
+        UnavailableError: no index has it, or what came has another sha256.
+        """
         offers = self.offers(package)
         for offer in offers:
-            if offer.sha256 == sha256 or (not offer.sha256 and offer.file.filename == file):
-                return offer
-        raise UnavailableError(
-            f"{file or package}: the index has no such file with the sha256 {sha256} that pack.toml pins. "
-            f"It has {self._newest(offers)}. Next: compare both with the release's own page"
-        )
-
-    def download(self, offer: Offer, sha256: str, folder: Path) -> None:
-        """Download a file into `folder` and check its sha256; a short or altered download is not kept."""
-        if Path(offer.file.filename).name != offer.file.filename or offer.file.filename in {"", ".", ".."}:
-            raise UnavailableError(f"the package index names a file {offer.file.filename!r}: no bare file name")
-        target = folder / offer.file.filename
-        with _client(offer.endpoint, self.settings, offer.file.filename) as client:
-            client.download_package(offer.file, target, verify=False)
-        actual = files.sha256_file(target)
-        if actual != sha256:
-            size = target.stat().st_size
-            target.unlink()
+            name = offer.file.filename
+            if offer.sha256 == sha256 or (not offer.sha256 and name == file):
+                break
+        else:
+            versions = sorted({offer.version for offer in offers if offer.version is not None}, reverse=True)
             raise UnavailableError(
-                f"{offer.file.filename}: wrong sha256 after {size} bytes: {actual}, not {sha256}; not kept. "
+                f"{file or package}: the index has no such file with the sha256 {sha256} that pack.toml pins. "
+                f"It has {', '.join(map(str, versions[:NEWEST_SHOWN])) or 'no release'}. "
+                "Next: compare both with the release's own page"
+            )
+        if not files.is_bare_name(name):
+            raise UnavailableError(f"the package index names a file {name!r}: no bare file name")
+        with _client(offer.endpoint, self.settings, name) as client:
+            client.download_package(offer.file, folder / name, verify=False)
+        actual = files.sha256_file(folder / name)
+        if actual != sha256:
+            raise UnavailableError(
+                f"{name}: wrong sha256 after {(folder / name).stat().st_size} bytes: {actual}, not {sha256}; not kept. "
                 "Next: run the command again; if it stays so, the file on the index was replaced"
             )
-
-    @staticmethod
-    def _newest(offers: list[Offer]) -> str:
-        versions = sorted({offer.version for offer in offers if offer.version is not None}, reverse=True)
-        return ", ".join(str(version) for version in versions[:NEWEST_SHOWN]) or "no release"
 
 
 def user_index() -> Index:

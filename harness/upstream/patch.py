@@ -17,10 +17,9 @@ from harness.upstream.tree import Tree
 
 FILE_PATTERN = re.compile(
     r"^diff --git a/(?P<path>\S+) b/(?P=path)\n(?:(?:new|deleted) file mode \d+\n|old mode \d+\nnew mode \d+\n)?"
-    r"(?:index (?P<before>[0-9a-f]+)\.\.(?P<after>[0-9a-f]+)(?: \d+)?\n)?",
+    r"(?:index (?P<before>[0-9a-f]{40})\.\.(?P<after>[0-9a-f]{40})(?: \d+)?\n)?",
     re.MULTILINE,
 )
-FULL_BLOB = re.compile(r"[0-9a-f]{40}")
 NO_BLOB = "0" * 40
 
 
@@ -40,20 +39,15 @@ class PatchedFile:
 @functools.lru_cache(maxsize=8)  # the fix of a pack is read once for all its mutants
 def parse(text: str) -> tuple[PatchedFile, ...]:
     """List the files of a patch in the order in which it names them; its paths are the repository's."""
-    patched_files = []
-    for match in FILE_PATTERN.finditer(text):
-        before, after = match["before"] or "", match["after"] or ""
-        is_full = FULL_BLOB.fullmatch(before) and FULL_BLOB.fullmatch(after)
-        patched_files.append(PatchedFile(match["path"], before if is_full else "", after if is_full else ""))
-    return tuple(patched_files)
+    matches = FILE_PATTERN.finditer(text)
+    return tuple(PatchedFile(match["path"], match["before"] or "", match["after"] or "") for match in matches)
 
 
-def blob(text: str | None) -> str:
-    """Return git's blob hash of a file's text, or `NO_BLOB` for a missing file (None)."""
-    return NO_BLOB if text is None else _blob(text.encode())
-
-
-def _blob(data: bytes) -> str:
+def blob(content: str | bytes | None) -> str:
+    """Return git's blob hash of a file's content, or `NO_BLOB` for a missing file (None)."""
+    if content is None:
+        return NO_BLOB
+    data = content.encode() if isinstance(content, str) else content
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
@@ -99,7 +93,7 @@ def _verify(source: Tree, path: str, file: PatchedFile, content: Path, *, exact:
     data = (content / path).read_bytes() if (content / path).is_file() else None
     if source.entries.get(path) == (None if data is None else files.sha256_bytes(data)):
         raise StalePatchError(f"it left {path} unchanged")
-    if exact and file.after and file.after != (NO_BLOB if data is None else _blob(data)):
+    if exact and file.after and file.after != blob(data):
         raise StalePatchError(f"{path} is not what the patch's index line says after applying it")
 
 

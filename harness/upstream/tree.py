@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core import files
+from harness.core import files, seal
 from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
-from harness.core.seal import Layout, Seal
+from harness.core.seal import Layout
 from harness.pack.model import Upstream
 from harness.upstream import archive, checkout, download
 from harness.upstream.source import Source, SourceKind, commit_of
@@ -29,7 +29,6 @@ class Tree:
     version: str  # by its origin, never by the script
     key: str  # its name in the cache
     layout: Layout = field(compare=False, repr=False)  # checks that it is unchanged
-    seal: Seal = field(compare=False, repr=False)  # when it was opened
 
     @property
     def commit(self) -> str:
@@ -53,10 +52,10 @@ def open_tree(layout: Layout, upstream: Upstream, sha256: str, version: str) -> 
 
     ChangedError: the tree had changed since it was laid out.
     """
-    seal, folder = layout.lay_out(), layout.folder
+    entries, folder = layout.lay_out().entries, layout.folder
     source_root = upstream.source_root if (folder / upstream.source_root).is_dir() else ""
-    sha256 = sha256 or files.manifest_hash(seal.entries)
-    return Tree(folder, source_root, seal.entries, sha256, version, layout.key, layout, seal)
+    sha256 = sha256 or files.manifest_hash(entries)
+    return Tree(folder, source_root, entries, sha256, version, layout.key, layout)
 
 
 def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha256: str) -> Tree:
@@ -78,48 +77,39 @@ def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha
 
 def _from_commit(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
     """Lay out a commit once: its 40 digits name what it holds."""
-    version = f"commit {origin.value}"
+    url, commit = origin.url, origin.value
+    if not checkout.COMMIT.fullmatch(commit):
+        commit = checkout.full_commit(cache, url, commit)
 
     def build(entry: Path) -> None:
-        (entry / "content").mkdir()
-        if checkout.copy_commit(cache, origin.url, origin.value, entry / "content") != version:
-            raise UnavailableError(f"git+...@{origin.value}: that is the name of a tag. Next: name its commit")
+        if checkout.full_commit(cache, url, commit) != commit:
+            raise UnavailableError(f"git+...@{commit}: that is the name of a tag. Next: name its commit")
+        checkout.copy_commit(cache, url, commit, entry / "content")
 
-    key = files.key_of("commit", origin.url, origin.value)
-    tree = open_tree(Layout(cache, KIND, key, build, f"{upstream.package} {version}"), upstream, "", version)
-    if not tree.entries:
-        raise UnavailableError(f"{origin.kind} {origin.value}: holds no file")
-    return tree
+    version = f"commit {commit}"
+    layout = Layout(cache, KIND, files.key_of("commit", url, commit), build, f"{upstream.package} {version}")
+    return open_tree(layout, upstream, "", version)
 
 
 def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
     """Copy an origin that can change, and name the copy by what it holds."""
 
-    def copy(content: Path) -> str:
-        content.mkdir()
+    def copy(content: Path) -> tuple[str, str]:
         if origin.kind == SourceKind.PATH:
-            return checkout.copy_path(Path(origin.value).expanduser(), content)
-        if origin.kind in (SourceKind.GIT, SourceKind.PINNED):
-            return checkout.copy_commit(cache, origin.url, origin.value, content)
-        return checkout.copy_installed(upstream.package, content)
+            version = checkout.copy_path(Path(origin.value).expanduser(), content)
+        else:
+            version = checkout.copy_installed(upstream.package, content)
+        return version, files.manifest_hash(seal.hashes(content, seal.stats(content)))
 
     with cache.guard(), cache.scratch("origin-") as scratch:
-        version = copy(scratch / "content")
-        entries = files.manifest(scratch / "content")
-        if not entries:
-            raise UnavailableError(f"{origin.kind} {origin.value}: holds no file")
-        sha256 = files.manifest_hash(entries)
+        version, sha256 = copy(scratch / "content")
 
-        def build(entry: Path) -> None:
-            if (scratch / "content").exists():
-                (scratch / "content").rename(entry / "content")
-                return
-            copy(entry / "content")
-            if files.manifest_hash(files.manifest(entry / "content")) != sha256:
-                raise UnavailableError(f"{origin.kind} {origin.value}: changed while it was judged")
+    def build(entry: Path) -> None:
+        if copy(entry / "content")[1] != sha256:
+            raise UnavailableError(f"{origin.kind} {origin.value}: changed while it was judged")
 
-        name = f"{upstream.package} {version}"
-        return open_tree(Layout(cache, KIND, files.key_of("content", sha256), build, name), upstream, "", version)
+    layout = Layout(cache, KIND, files.key_of("content", sha256), build, f"{upstream.package} {version}")
+    return open_tree(layout, upstream, "", version)
 
 
 def tree_in_set(tree: Tree, layout: Layout) -> Tree:
@@ -138,6 +128,7 @@ def materialize(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
         version = origin.value if origin.kind == SourceKind.RELEASE else None
         release = download.resolve(cache, upstream.package, version, wheels_only=upstream.is_wheel)
         return _from_archive(cache, upstream, release.version, release.file, release.sha256)
-    if origin.kind in (SourceKind.GIT, SourceKind.PINNED) and checkout.COMMIT.fullmatch(origin.value):
-        return _from_commit(cache, upstream, origin)
-    return _from_folder(cache, upstream, origin)
+    tree = _from_commit(cache, upstream, origin) if origin.url else _from_folder(cache, upstream, origin)
+    if not tree.entries:
+        raise UnavailableError(f"{origin.kind} {origin.value}: holds no file")
+    return tree

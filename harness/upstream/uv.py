@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from uv import find_uv_bin
+
 from harness.core import files
-from harness.core.errors import HarnessError
 from harness.upstream import package_index
 
 #: The configuration with which everybody resolves requirements.
@@ -35,16 +36,10 @@ class UvError(Exception):
 def run(arguments: Sequence[str], **variables: str) -> None:
     """Run uv with arguments such as ``pip install``, and with `variables` beside the caller's own.
 
-    The caller's variables that configure uv or Python are left out. HarnessError: there is no uv. UvError: uv failed.
+    The caller's variables that configure uv or Python are left out. UvError: uv failed.
     """
-    try:
-        from uv import find_uv_bin  # noqa: PLC0415 - only what resolves or lays out needs it
-
-        binary = find_uv_bin()
-    except (ImportError, FileNotFoundError):
-        raise HarnessError("uv is not installed. Next: pip install uv") from None
     environment = {name: value for name, value in os.environ.items() if not FOREIGN.fullmatch(name)} | variables
-    command = [binary, *arguments, "--no-progress", "--quiet", "--color", "never"]
+    command = [find_uv_bin(), *arguments, "--no-progress", "--quiet", "--color", "never"]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode != 0:
         message = " ".join(line.strip() for line in process.stderr.splitlines() if not line.startswith("warning:"))

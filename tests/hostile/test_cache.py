@@ -158,11 +158,11 @@ def test_a_patched_lane_that_writes_into_its_tree_changes_no_other(workbench: Wo
     script = workbench.lay("01_confirmed") / "reproduce.py"
     workbench.gives(0, "CONFIRMED")
     pristine = _scale(workbench).parents[2]
-    before = files.manifest(pristine)
+    before = seal.hashes(pristine, seal.stats(pristine))
     writes = 'import pathlib; file = pathlib.Path(scale.__file__); other = file.with_name("other.py")\n'
     toys.replace(script, LINE, f'{LINE}{writes}if "zip(" in file.read_text(): other.write_text("x = 1")\n')
     workbench.gives(1, "ERROR", reason="other.py was edited")
-    assert files.manifest(pristine) == before
+    assert seal.hashes(pristine, seal.stats(pristine)) == before
 
 
 def test_a_flipped_bit_of_a_download_is_seen_before_it_is_unpacked(workbench: Workbench) -> None:

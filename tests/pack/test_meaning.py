@@ -34,6 +34,11 @@ def test_a_form_feed_hides_no_change() -> None:
     assert judges.script_meaning(source) == judges.script_meaning(source.replace("# one", "# two"))
 
 
+def test_no_code_behind_a_docstring_is_part_of_it() -> None:
+    source = '"""Doc."""; value = 1\nother = """text"""\n'
+    assert judges.script_meaning(source) != judges.script_meaning(source.replace("value = 1", "value = 4"))
+
+
 def test_what_cannot_be_parsed_means_its_bytes(tmp_path: Path) -> None:
     path = tmp_path / "reproduce.py"
     for data in (b"\x00", b"(" * 5000, b"\xff", b"x = 1\n  y", b"x = ("):
