@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import time
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 from harness.core import files, room, seal
@@ -20,7 +19,7 @@ from harness.lane.lane import Lane, LaneRun
 from harness.lane.record import LaneEnd, LaneRecord, LogRecord
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
-from harness.schedule.queue import Placement
+from harness.schedule.queue import Devices, place_name
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
@@ -51,19 +50,17 @@ class Prepared:
     dependencies: Layout  # the folder of the dependency set
 
 
-class Stopped(Enum):
-    """Why a lane that began has no result: the command was interrupted, or the budget ended."""
-
-    ABANDONED = "abandoned"
-    CUT = "the budget ended while it ran"
-
-
 @dataclass(frozen=True)
-class Unfit:
-    """A lane that has to run again, on other GPUs."""
+class NoEnd:
+    """A lane without a result: it is given up, it has to run again on other GPUs, or the command was interrupted."""
 
+    reason: str = ""  # why it is given up
     faults: tuple[tuple[str, str], ...] = ()  # the number of each faulty GPU, with its fault
     busy: tuple[str, ...] = ()  # the numbers of GPUs that another program uses, if the lane measures
+
+
+#: Of a lane that was interrupted, with the command.
+ABANDONED = NoEnd()
 
 
 @dataclass(frozen=True)
@@ -117,37 +114,30 @@ class Runner:
             return replace(prepared, patched=patched, patch=file.name, must_load=must_load)
         return replace(prepared, patch=candidates[0].name, stale=stale)
 
-    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Unfit:
+    def run(self, task: Task, prepared: Prepared, devices: Devices) -> LaneEnd | NoEnd:
         """Run a lane on GPUs that are healthy before it and after it."""
-        folder = self.session.locks or self.session.cache.root / "locks"
-        shared = () if task.exclusive else placement.devices  # an exclusive lane needs no lock
-        locks = tuple(folder / f"gpu-{files.key_of(device.token)}.lock" for device in shared)
-        if locks:
-            folder.mkdir(parents=True, exist_ok=True)
         watch = self.session.watch
         if watch is None:
-            return self.attempt(task, prepared, placement, locks)
+            return self.attempt(task, prepared, devices)
         entered: list[Device] = []
         faults, busy = [], []
-        for device in placement.devices:
+        for device in devices:
             fault, user = watch.enter(device, measures=task.cell.measures)
             faults += [(device.number, fault)] if fault else []
             busy += [device.number] if user else []
             entered += [] if fault or user else [device]
-        result: LaneEnd | Stopped = Stopped.ABANDONED
+        result: LaneEnd | NoEnd = ABANDONED
         try:
             if not faults and not busy:
-                result = self.attempt(task, prepared, placement, locks)
+                result = self.attempt(task, prepared, devices)
         finally:
             for device in entered:
-                fault = watch.leave(device, look=result != Stopped.ABANDONED)
+                fault = watch.leave(device, look=result != ABANDONED)
                 faults += [(device.number, fault)] if fault else []
-        return Unfit(tuple(faults), tuple(busy)) if faults or busy else result
+        return NoEnd("", tuple(faults), tuple(busy)) if faults or busy else result
 
-    def attempt(
-        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
-    ) -> LaneEnd | Stopped:
-        """Run a lane to its end; `locks` has a file for each GPU that the lane shares."""
+    def attempt(self, task: Task, prepared: Prepared, devices: Devices) -> LaneEnd | NoEnd:
+        """Run a lane to its end."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
         cell, is_patched = task.cell, task.lane == LaneName.PATCHED
         base = LaneEnd(
@@ -156,9 +146,9 @@ class Runner:
             lane=task.lane,
             started=started.isoformat(timespec="milliseconds"),
             seconds=0.0,
-            place=placement.name,
+            place=place_name(devices),
             host=self.session.host,
-            gpus=tuple(device.gpu for device in placement.devices),
+            gpus=tuple(device.gpu for device in devices),
             version=prepared.pristine.version,
             tree=prepared.pristine.sha256,
             patch=prepared.patch if is_patched else "",
@@ -169,7 +159,9 @@ class Runner:
             return replace(base, stale=prepared.stale)
         limit = cell.timeout or cell.stated.timeout_s
         remaining = self.session.stop_at - clock if self.session.stop_at is not None else limit
-        visible = ",".join(device.token for device in placement.devices) or None
+        locks = self.session.locks or self.session.cache.root / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        shared = () if task.exclusive else devices  # an exclusive lane needs no lock
         spec = Lane(
             cell=cell,
             tree=source,
@@ -179,9 +171,13 @@ class Runner:
             must_load=prepared.must_load if is_patched else (),
             recorded=prepared.must_load or prepared.loads,
             timeout=max(0.1, min(limit, remaining)),
-            locks=locks,
+            locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in shared),
             cancel=self.cancel,
-            share=Share(self.session.threads_of_lane, min(task.processes, len(this_host.cores())), visible),
+            share=Share(
+                threads=self.session.threads_of_lane,
+                processes=min(task.processes, len(this_host.cores())),
+                visible=",".join(device.token for device in devices),
+            ),
         )
         raw = self.scratch / f"{task.key}.log"
         try:
@@ -190,9 +186,9 @@ class Runner:
             if spec.has_wrong_fix:  # no other lane uses its tree
                 seal.forget(self.session.cache, tree.KIND, source.key, self.session.cache.entry(tree.KIND, source.key))
         if run.ended.reason == lane.ABANDONED:
-            return Stopped.ABANDONED
+            return ABANDONED
         if spec.timeout < limit and run.ended.reason == "timed out":
-            return Stopped.CUT
+            return NoEnd("the budget ended while it ran")
         record, log = self._record(task, prepared, spec, run)
         raw.unlink(missing_ok=True)
         seconds = round(time.monotonic() - clock - run.ended.waited, 3)

@@ -16,7 +16,7 @@ from harness.receipt import writer
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account, Scheduler
 from harness.schedule.session import Session
-from harness.schedule.task import Task, seconds_of, tasks, unique
+from harness.schedule.task import Task, seconds_of, tasks
 from harness.upstream import dependencies
 from harness.verdict import pack_verdict
 from harness.verdict.outcome import Outcome, outcome_of_error
@@ -51,7 +51,7 @@ def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Pla
         cancel, cancel_end = os.pipe()  # lanes watch its first end, and are abandoned once the second is closed
         stack.callback(os.close, cancel)
         scheduler = Scheduler(session, Runner(session, scratch, cancel), settling.settle, account)
-        scheduler.run(unique(chain.from_iterable(account.planned.values())), cancel_end)
+        scheduler.run(chain.from_iterable(account.planned.values()), cancel_end)
     for cell in cells:  # also those whose lanes ended before, belong to another cell too, or were interrupted
         settling.settle(cell, at_end=True)
     return account

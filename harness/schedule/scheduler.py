@@ -6,11 +6,12 @@ disk, and in whether GPUs are watched.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,8 +20,8 @@ from typing import Any, TypeVar
 from harness.core.words import LaneName, LaneVerdict
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
-from harness.schedule.lane_runner import Prepared, Runner, Stopped, Unfit
-from harness.schedule.queue import Placement, Places, Queue
+from harness.schedule.lane_runner import NoEnd, Prepared, Runner
+from harness.schedule.queue import Devices, Places, place_name, rank
 from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task, expected_seconds, lower_bound_seconds
 from harness.verdict.outcome import Outcome, outcome_of_error
@@ -85,15 +86,15 @@ class Scheduler:
     runner: Runner
     settle: Callable[[Cell], None] = lambda _: None  # called after each end: judges the cell if that was its last lane
     account: Account = field(default_factory=Account)
-    _layouts: dict[Future[Prepared], list[Task]] = field(default_factory=dict)
-    _lanes: dict[Future[LaneEnd | Stopped | Unfit], tuple[Task, Placement]] = field(default_factory=dict)
-    _ended: list[Cell] = field(default_factory=list)  # the cells of lanes that ended, to be settled
+    _layouts: dict[Future[Prepared], Cell] = field(default_factory=dict)
+    _lanes: dict[Future[LaneEnd | NoEnd], Task] = field(default_factory=dict)
     _places: Places = field(init=False)
-    _queue: Queue = field(default_factory=Queue)
-    _to_lay_out: deque[list[Task]] = field(default_factory=deque)
-    _waiting: dict[str, list[Task]] = field(default_factory=dict)
+    _to_lay_out: deque[Cell] = field(default_factory=deque)
     _prepared: dict[str, Prepared] = field(default_factory=dict)
-    _finished: set[str] = field(default_factory=set)
+    #: by its key, each lane that has neither ended nor been given up, after the lanes that it waits for
+    _open: dict[str, Task] = field(default_factory=dict)
+    #: of the lanes that wait for a lane, by its key
+    _dependent_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _faults_after: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -102,28 +103,31 @@ class Scheduler:
         healthy = [device for device in self.session.devices if device.place not in faulty]
         self._places = Places(self.session.most_jobs, healthy)
 
-    def run(self, tasks: list[Task], cancel: int) -> Account:
-        """Run every task that has not ended before. If the user interrupts, closing `cancel` ends the lanes."""
-        pending = [task for task in tasks if task.key not in self.session.journal]
-        self.account.resumed += len(tasks) - len(pending)
+    def run(self, tasks: Iterable[Task], cancel: int) -> Account:
+        """Run every task that has not ended before, each once: two cells may share lanes.
+
+        If the user interrupts, closing `cancel` ends the lanes.
+        """
+        for task in tasks:
+            self._open.setdefault(task.key, task)
+        pending = [task for task in self._open.values() if task.key not in self.session.journal]
+        self.account.resumed += len(self._open) - len(pending)
         self.account.total = len(pending)
-        self.session.progress.begin(len(pending), lower_bound_seconds(pending, self._places.jobs))
-        groups: dict[str, list[Task]] = {}
+        self._open = {task.key: task for task in pending}
         for task in pending:
-            groups.setdefault(task.cell.name, []).append(task)
-        cells = sorted(groups.values(), key=lambda group: (not group[0].urgent, -max(map(expected_seconds, group))))
-        self._to_lay_out.extend(cells)
+            for key in task.after:
+                self._dependent_seconds[key] += expected_seconds(task)
+        self.session.progress.begin(len(pending), lower_bound_seconds(pending, self._places.jobs))
+        pending.sort(key=lambda task: (not task.urgent, -expected_seconds(task)))
+        self._to_lay_out.extend({task.cell.name: task.cell for task in pending}.values())
         for _ in range(PREPARING):
             self._lay_out_next()
         try:
             while self._layouts or self._lanes:
-                self._await(POLL_SECONDS)
-                while (start := self._queue.take(self._places, self._may_start)) is not None:
-                    task, placement = start
-                    self.session.progress.start(task.key, f"{task.name} on {placement.name}", task.seconds)
-                    self._lanes[_in_thread(partial(self._run_lane, *start))] = start
-                while self._ended:
-                    self.settle(self._ended.pop())
+                ended = self._await(POLL_SECONDS)
+                self._start_lanes()
+                for cell in ended:
+                    self.settle(cell)
         except KeyboardInterrupt:
             self.account.interrupted = True
         finally:
@@ -131,113 +135,118 @@ class Scheduler:
             self._to_lay_out.clear()
             wait(self._lanes, DRAIN_SECONDS)
             self._await(0.0)
-        for task in self._queue.drain():
+        for task in self._open.values():
             reason = "interrupted" if self.account.interrupted else self._places.never(task) or "nothing could take it"
             self.account.not_run.setdefault(task.key, reason)
         return self.account
 
-    def _await(self, seconds: float) -> None:
-        """Wait up to `seconds` for a lane or a layout to end, and handle those that have ended."""
+    def _await(self, seconds: float) -> list[Cell]:
+        """Wait up to `seconds` for a lane or a layout to end, and handle those that have; return the lanes' cells."""
         running: list[Future[Any]] = [*self._layouts, *self._lanes]
         done = wait(running, seconds, FIRST_COMPLETED).done
         for layout in [layout for layout in self._layouts if layout in done]:
-            self._admit(self._layouts.pop(layout), layout)
+            self._handle_layout(self._layouts.pop(layout), layout)
+        ended = []
         for lane in [lane for lane in self._lanes if lane in done]:
-            self._handle(*self._lanes.pop(lane), lane)
+            task = self._lanes.pop(lane)
+            ended.append(task.cell)
+            self._handle_lane(task, lane)
+        return ended
 
     def _lay_out_next(self) -> None:
         if self._to_lay_out:
-            tasks = self._to_lay_out.popleft()
-            self._layouts[_in_thread(partial(self.runner.prepare, tasks[0].cell))] = tasks
+            cell = self._to_lay_out.popleft()
+            self._layouts[_in_thread(partial(self.runner.prepare, cell))] = cell
 
-    def _admit(self, tasks: list[Task], layout: Future[Prepared]) -> None:
-        """Put the tasks of a cell into the queue, or let them wait for the lanes before them."""
+    def _handle_layout(self, cell: Cell, layout: Future[Prepared]) -> None:
         self._lay_out_next()
-        cell, error = tasks[0].cell, layout.exception()
-        if error is not None:
+        error = layout.exception()
+        if error is None:
+            self._prepared[cell.name] = layout.result()
+        else:
             self._fail(cell, error)
-            return
-        self._prepared[cell.name] = layout.result()
-        for task in tasks:
-            for key in task.after:
-                self._waiting.setdefault(key, []).append(task)
-        for task in tasks:
-            self._put_if_ready(task)
+            self._open = {key: task for key, task in self._open.items() if task.cell.name != cell.name}
 
     def _fail(self, cell: Cell, error: BaseException) -> None:
         outcome = self.account.results[cell.name] = outcome_of_error(error, cell)
         if not outcome.problem:  # a wrong call, which the command itself reports
             self.session.progress.tell(f"{cell.name}: {outcome.judgement.reason}")
 
-    def _put_if_ready(self, task: Task) -> None:
-        if all(key in self.session.journal or key in self._finished for key in task.after):
-            self._queue.put(task, sum(map(expected_seconds, self._waiting.get(task.key, []))))
+    def _start_lanes(self) -> None:
+        """Start each lane that may start and has a place."""
+        while (start := self._places.take(self._ready())) is not None:
+            task, devices = start
+            self.session.progress.start(task.key, f"{task.name} on {place_name(devices)}", task.seconds)
+            self._lanes[_in_thread(partial(self._run_lane, task, devices))] = task
 
-    def _release(self, key: str) -> None:
-        """Queue the tasks that waited for a lane: it has ended, has failed, or is never run."""
-        self._finished.add(key)
-        for waiting in self._waiting.pop(key, []):
-            self._put_if_ready(waiting)
+    def _ready(self) -> list[Task]:
+        """List the lanes that may start, in their order; drop those that are not needed, or exceed the budget."""
+        ready = []
+        for task in list(self._open.values()):
+            is_laid_out = task.cell.name in self._prepared
+            if is_laid_out and task.key not in self._places.running and self._open.keys().isdisjoint(task.after):
+                if not self._is_needed(task):
+                    del self._open[task.key]
+                elif reason := self._over_budget(task):
+                    self._give_up(task, reason)
+                else:
+                    ready.append(task)
+        return sorted(ready, key=lambda task: rank(task, self._dependent_seconds[task.key]))
+
+    def _is_needed(self, task: Task) -> bool:
+        """Whether a task is not the second of a pair whose first lane is over, and did not show the bug."""
+        is_second = task.lane == LaneName.PATCHED and LaneName.PRISTINE in task.cell.lanes
+        is_reproduced = self.session.journal.verdict(task.pristine) == LaneVerdict.BUG_REPRODUCED
+        return not is_second or task.pristine in self._open or is_reproduced
+
+    def _over_budget(self, task: Task) -> str:
+        """Say why a task does not fit into the rest of the budget; empty if it fits."""
+        remaining = math.inf if self.session.stop_at is None else self.session.stop_at - time.monotonic()
+        if remaining > 0 and (task.seconds or 0.0) <= remaining:
+            return ""
+        expected = "" if task.seconds is None else f"it takes about {task.seconds:.0f} s, and "
+        return f"{expected}{max(0.0, remaining):.0f} s were left of the budget"
 
     def _give_up(self, task: Task, reason: str) -> None:
         self.account.not_run[task.key] = reason
-        self._release(task.key)
+        del self._open[task.key]
 
-    def _handle(self, task: Task, placement: Placement, lane: Future[LaneEnd | Stopped | Unfit]) -> None:
-        """Handle the result of a lane."""
-        self._places.give_back(task, placement)
-        line, error = "", lane.exception()
-        result = None if error else lane.result()
-        if error is not None:
-            self._fail(task.cell, error)
-            self._release(task.key)
-        elif isinstance(result, LaneEnd):
-            line = self.account.count(result)
-            self._release(task.key)
-            self._ended.append(task.cell)
-        elif isinstance(result, Unfit):
-            self._repeat_elsewhere(task, result)
-        elif result == Stopped.CUT:
-            self._give_up(task, result.value)
-        self.session.progress.end(task.key, line)
-
-    def _repeat_elsewhere(self, task: Task, unfit: Unfit) -> None:
-        """Queue a lane again: a GPU has a fault, or another program uses the GPU of a lane that measures."""
-        self._places.busy.update(unfit.busy)
-        if not unfit.faults:
-            self._queue.put(task)
-            return
-        pool = {device.number: device for device in self._places.devices}
-        for number, reason in unfit.faults:
-            if (device := pool.get(number)) is not None:  # a GPU leaves the pool once
-                self._places.retire(device)
-                fault = GpuFault(device.place, device.gpu.name, reason, task.name)
-                self.account.faults.append(fault)
-                self.session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
-                self.session.note(fault)
-        self._faults_after[task.key] += 1
-        count = self._faults_after[task.key]
-        if count < MAX_FAULTS:
-            self._queue.put(replace(task, isolated=True))
-        else:
-            self._give_up(task, f"{count} GPUs had a fault after it, the last one: {unfit.faults[-1][1]}")
-
-    def _run_lane(self, task: Task, placement: Placement) -> LaneEnd | Stopped | Unfit:
-        result = self.runner.run(task, self._prepared[task.cell.name], placement)
+    def _run_lane(self, task: Task, devices: Devices) -> LaneEnd | NoEnd:
+        result = self.runner.run(task, self._prepared[task.cell.name], devices)
         if isinstance(result, LaneEnd):
             self.session.journal.append(result)
         return result
 
-    def _may_start(self, task: Task) -> bool:
-        """Whether a task is still needed and fits into the rest of the budget; a task that does not is given up."""
-        is_second = task.lane == LaneName.PATCHED and LaneName.PRISTINE in task.cell.lanes
-        is_decided = task.pristine in self.session.journal or task.pristine in task.after
-        if is_second and is_decided and self.session.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
-            self._release(task.key)
-            return False
-        remaining = None if self.session.stop_at is None else self.session.stop_at - time.monotonic()
-        if remaining is not None and (remaining <= 0 or (task.seconds or 0.0) > remaining):
-            expected = "" if task.seconds is None else f"it takes about {task.seconds:.0f} s, and "
-            self._give_up(task, f"{expected}{max(0.0, remaining):.0f} s were left of the budget")
-            return False
-        return True
+    def _handle_lane(self, task: Task, lane: Future[LaneEnd | NoEnd]) -> None:
+        """Handle the result of a lane; one that was abandoned stays open."""
+        del self._places.running[task.key]
+        line, error = "", lane.exception()
+        if error is not None:
+            self._fail(task.cell, error)
+            del self._open[task.key]
+        elif isinstance(result := lane.result(), LaneEnd):
+            line = self.account.count(result)
+            del self._open[task.key]
+        elif result.reason:
+            self._give_up(task, result.reason)
+        else:
+            self._repeat_elsewhere(task, result)
+        self.session.progress.end(task.key, line)
+
+    def _repeat_elsewhere(self, task: Task, result: NoEnd) -> None:
+        """Let a lane run again if a GPU has a fault, or another program uses the GPU of a lane that measures."""
+        self._places.busy.update(result.busy)
+        pool = {device.number: device for device in self._places.devices}
+        for number, reason in result.faults:
+            if (device := pool.get(number)) is not None:  # a GPU leaves the pool once; its other lanes run to their end
+                self._places.devices.remove(device)
+                fault = GpuFault(device.place, device.gpu.name, reason, task.name)
+                self.account.faults.append(fault)
+                self.session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
+                self.session.note(fault)
+        if result.faults:
+            self._open[task.key] = replace(task, isolated=True)
+            self._faults_after[task.key] += 1
+            count = self._faults_after[task.key]
+            if count >= MAX_FAULTS:
+                self._give_up(task, f"{count} GPUs had a fault after it, the last one: {result.faults[-1][1]}")

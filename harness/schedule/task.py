@@ -148,14 +148,6 @@ def tasks(
     return planned
 
 
-def unique(tasks: Iterable[Task]) -> list[Task]:
-    """List each lane once: two cells share lanes if the newest release is the pinned one."""
-    by_key: dict[str, Task] = {}
-    for task in tasks:
-        by_key.setdefault(task.key, task)
-    return list(by_key.values())
-
-
 def expected_seconds(task: Task) -> float:
     """Return how long a lane is expected to last."""
     return UNKNOWN_SECONDS if task.seconds is None else task.seconds

@@ -22,7 +22,7 @@ from harness.schedule import scheduler
 from harness.schedule import task as schedule_task
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared
-from harness.schedule.queue import Placement
+from harness.schedule.queue import Devices
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.session import Session
 from harness.schedule.task import Task
@@ -54,9 +54,9 @@ class Script:
             raise self.broken[cell.pack.name]
         return laid_out.nothing("1.0")
 
-    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd:
+    def run(self, task: Task, prepared: Prepared, devices: Devices) -> LaneEnd:
         """End with what the script says."""
-        assert (prepared.patch, placement.name) == ("fix.patch", "cpu")
+        assert (prepared.patch, devices) == ("fix.patch", ())
         name = f"{task.lane} {task.number}"
         self.ran.append(name)
         if name in self.broken:
@@ -124,10 +124,11 @@ def test_an_interruption_between_a_message_and_its_counting_holds_nothing_up(
 ) -> None:
     wait_once, script = Scheduler._await, Script()  # noqa: SLF001 - there it may come
 
-    def interrupted(scheduler: Scheduler, seconds: float) -> None:
-        wait_once(scheduler, seconds)
+    def interrupted(scheduler: Scheduler, seconds: float) -> list[Cell]:
+        ended = wait_once(scheduler, seconds)
         if script.ran and seconds:
             raise KeyboardInterrupt
+        return ended
 
     monkeypatch.setattr(Scheduler, "_await", interrupted)
     started = time.monotonic()
@@ -142,14 +143,14 @@ class Signalled(Script):
 
     seconds: float = 0.0
 
-    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd:
+    def run(self, task: Task, prepared: Prepared, devices: Devices) -> LaneEnd:
         """Interrupt, and go on for a while as if nobody had."""
         started = time.monotonic()
         time.sleep(0.1)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         while not self.seconds and time.monotonic() - started < DRAIN_SECONDS / 3:
             time.sleep(0.01)
-        return super().run(task, prepared, placement)
+        return super().run(task, prepared, devices)
 
 
 def test_an_interruption_that_does_not_end_the_wait_is_seen_all_the_same(
