@@ -16,26 +16,20 @@ from harness.receipt import writer
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account, Scheduler
 from harness.schedule.session import Session
-from harness.schedule.task import Task, seconds_of, tasks
+from harness.schedule.task import Task, tasks
 from harness.upstream import dependencies
 from harness.verdict import pack_verdict
 from harness.verdict.outcome import Outcome, outcome_of_error
 from harness.verdict.pack_verdict import Judgement
 
-#: The ends that each run of a cell needs, None for a lane that has not ended.
-Runs = list[list[LaneEnd | None]]
 #: The lanes of each cell by its name.
 Plan = dict[str, list[Task]]
 
 
 def make_plan(session: Session, cells: list[Cell]) -> Plan:
-    """List the lanes of each cell, with their known durations."""
-    durations = {pack.name: seconds_of(pack) for pack in {cell.pack.name: cell.pack for cell in cells}.values()}
-    plan: Plan = {}
-    for cell in cells:
-        urgent = cell.name in session.urgent
-        plan[cell.name] = tasks(cell, session.host, session.repeat, durations[cell.pack.name], urgent=urgent)
-    return plan
+    """List the lanes of each cell."""
+    host, urgent = session.host, session.urgent
+    return {cell.name: tasks(cell, host, session.repeat, urgent=cell.name in urgent) for cell in cells}
 
 
 def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Plan | None = None) -> Account:
@@ -57,10 +51,6 @@ def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Pla
     return account
 
 
-def _lacks_an_end(runs: Runs) -> bool:
-    return any(None in run for run in runs)
-
-
 @dataclass(frozen=True)
 class Settling:
     """Judges each cell once, by the ends of its lanes, and writes its receipt once."""
@@ -72,36 +62,35 @@ class Settling:
     def settle(self, cell: Cell, *, at_end: bool = False) -> None:
         """Settle a cell if all its lanes have ended; with `at_end` settle any cell, by its complete runs."""
         results = self.account.results
-        if cell.name in results:
-            return
-        runs = self._runs(cell)
-        if not at_end and _lacks_an_end(runs):
+        if cell.name in results or not (at_end or self.is_complete(cell)):
             return
         try:
-            outcome = self._judge(cell, runs)
+            outcome = self._judge(cell)
             if outcome is not None:
                 results[cell.name] = self._write_receipt(outcome) if self.receipts else outcome
         except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
             results[cell.name] = outcome_of_error(error, cell)
 
-    def missing(self, cell: Cell) -> bool:
-        """Whether a run needs the end of a lane that has not ended."""
-        return _lacks_an_end(self._runs(cell))
+    def is_complete(self, cell: Cell) -> bool:
+        """Whether all lanes that a cell needs have ended."""
+        return len(self._runs(cell)) * len(cell.lanes) == len(self.account.planned[cell.name])
 
-    def _runs(self, cell: Cell) -> Runs:
-        """List the ends that each run needs. The second lane of a pair is needed only if the first shows the bug."""
+    def _runs(self, cell: Cell) -> list[tuple[LaneEnd, ...]]:
+        """List the complete runs. The second lane of a pair is needed only if the first shows the bug."""
         tasks, width, runs = self.account.planned[cell.name], len(cell.lanes), []
         for start in range(0, len(tasks), width):
-            first, *rest = (self.session.journal.read(task.key) for task in tasks[start : start + width])
-            is_reproduced = first is not None and first.verdict == LaneVerdict.BUG_REPRODUCED
-            runs.append([first, *rest] if is_reproduced else [first])
+            ends = [self.session.journal.ends.get(task.key) for task in tasks[start : start + width]]
+            is_reproduced = ends[0] is not None and ends[0].verdict == LaneVerdict.BUG_REPRODUCED
+            needed = ends if is_reproduced else ends[:1]
+            run = tuple(end for end in needed if end is not None)
+            runs += [run] if len(run) == len(needed) else []
         return runs
 
-    def _judge(self, cell: Cell, needed: Runs) -> Outcome | None:
+    def _judge(self, cell: Cell) -> Outcome | None:
         """Judge a cell by its complete runs; None if it has none."""
         if cell.evidence is None:
             return Outcome(cell, Judgement(cell.verdict, cell.reason))
-        runs = tuple(tuple(end for end in run if end is not None) for run in needed if None not in run)
+        runs = tuple(self._runs(cell))
         if not runs:
             return None
         judgement, agreeing = pack_verdict.judge_runs(runs, cell.about)

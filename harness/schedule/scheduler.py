@@ -110,7 +110,7 @@ class Scheduler:
         """
         for task in tasks:
             self._open.setdefault(task.key, task)
-        pending = [task for task in self._open.values() if task.key not in self.session.journal]
+        pending = [task for task in self._open.values() if task.key not in self.session.journal.ends]
         self.account.resumed += len(self._open) - len(pending)
         self.account.total = len(pending)
         self._open = {task.key: task for task in pending}
@@ -196,7 +196,8 @@ class Scheduler:
     def _is_needed(self, task: Task) -> bool:
         """Whether a task is not the second of a pair whose first lane is over, and did not show the bug."""
         is_second = task.lane == LaneName.PATCHED and LaneName.PRISTINE in task.cell.lanes
-        is_reproduced = self.session.journal.verdict(task.pristine) == LaneVerdict.BUG_REPRODUCED
+        end = self.session.journal.ends.get(task.pristine)
+        is_reproduced = end is not None and end.verdict == LaneVerdict.BUG_REPRODUCED
         return not is_second or task.pristine in self._open or is_reproduced
 
     def _over_budget(self, task: Task) -> str:

@@ -120,11 +120,11 @@ class Collection:
     def begin(self, cells: Iterable[Cell]) -> None:
         """Wait for the tasks of an earlier command, and submit the rest."""
         works = self._works(cells)
-        ended = [lane.key in self.session.journal for work in works for lane in work.lanes]
+        ended = [lane.key in self.session.journal.ends for work in works for lane in work.lanes]
         self.account.resumed = sum(ended)
         self.account.total = len(ended) - sum(ended)
         self.session.progress.begin(self.account.total, None)
-        unsubmitted = [work for work in self._resume(works) if self.settling.missing(work.cell)]
+        unsubmitted = [work for work in self._resume(works) if not self.settling.is_complete(work.cell)]
         for array in group_into_arrays(self._lay_out(unsubmitted)):
             self._submit(array)
 
@@ -273,7 +273,7 @@ class Collection:
         for fault in result.faults:
             self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
         for end in result.ends:
-            if end.key not in self.session.journal:
+            if end.key not in self.session.journal.ends:
                 self._append(end, result.logs[end.log.file] if end.log else "")
         self._fail(work, result.failure)
         for cell in self._cells[work.keys]:

@@ -112,7 +112,7 @@ def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
         account = lanes.run(session, [cell], receipts=False, plan={cell.name: planned})
         if account.interrupted:
             raise KeyboardInterrupt
-        ends = tuple(replace(end, place=work.place) for key in work.keys if (end := session.journal.read(key)))
+        ends = tuple(replace(end, place=work.place) for key in work.keys if (end := session.journal.ends.get(key)))
         outcome = account.results.get(cell.name)
         failure = None if outcome is None or outcome.runs else outcome.judgement
         if failure is not None:

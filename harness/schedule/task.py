@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
+from pathlib import Path
 
 from harness.core import files, strict_json
 from harness.core.words import LaneName
@@ -12,7 +13,6 @@ from harness.host.host import Host
 from harness.lane import built_environment
 from harness.lane.cell import BOTH_LANES, Cell
 from harness.pack import judges
-from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.upstream import dependencies
 
@@ -21,8 +21,6 @@ UNKNOWN_SECONDS = 120.0
 #: In how many processes the contract of a wrong fix may compile, or run cases, at once. Its lane ends with the first
 #: check that fails, and the work of the other processes is lost.
 WRONG_FIX_PROCESSES = 2
-#: How long the lanes of a pack took, by target with evidence, and lane.
-Seconds = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -119,17 +117,16 @@ def _patches_key(cell: Cell) -> str:
     return files.key_of(*(files.sha256_file(path) for path in patches if path.is_file()))
 
 
-def tasks(
-    cell: Cell, host: Host, repeat: int, durations: Seconds = MappingProxyType({}), *, urgent: bool = False
-) -> list[Task]:
+def tasks(cell: Cell, host: Host, repeat: int, *, urgent: bool = False) -> list[Task]:
     """List the lanes of a cell, for `repeat` runs of each; none if this host cannot judge the cell.
 
     The key of a patched lane names its patches, since the patched tree follows from them and the pristine tree. The
-    durations `durations` may come from another release: that is the best estimate.
+    durations may come from another release: that is the best estimate.
     """
     if cell.evidence is None:
         return []
     base, patches = _key_base(cell, host), _patches_key(cell)
+    durations = _durations(cell.pack.receipts)
     waits = cell.lanes == BOTH_LANES and not cell.lanes_are_independent
     planned: list[Task] = []
     previous: dict[LaneName, str] = {}
@@ -160,10 +157,11 @@ def lower_bound_seconds(tasks: Iterable[Task], jobs: int) -> float | None:
     return max(total, *(seconds for seconds, _ in durations)) if durations else None
 
 
-def seconds_of(pack: Pack) -> Seconds:
-    """Read the seconds of a pack's lanes from its committed receipts, without the damaged ones that `check` reports."""
+@functools.cache  # many cells have one pack
+def _durations(receipts: Path) -> dict[tuple[str, str], float]:
+    """Read how long the lanes of a pack took, by target with evidence, and lane; `check` reports damaged receipts."""
     seconds: dict[tuple[str, str], float] = {}
-    for path in receipt.paths(pack.receipts):
+    for path in receipt.paths(receipts):
         try:
             lanes = strict_json.loads(path.read_bytes())["lanes"]
             seconds |= {(path.stem, name): float(lane["seconds"]) for name, lane in lanes.items()}

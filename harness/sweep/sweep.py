@@ -73,7 +73,7 @@ def run(order: Order, base: Session, engine: Engine) -> tuple[Results, RunFolder
         cells = columns.cells(pairs, base.host, base.cache, *order.columns)
         with Journal(folder.path / run_folder.JOURNAL) as journal:
             session = _session(order, base, folder, journal, start)
-            progress = f"{len(cells)} cells, {len(journal)} lanes ended before"
+            progress = f"{len(cells)} cells, {len(journal.ends)} lanes ended before"
             base.progress.tell(f"run folder {session.folder}: {progress}")
             account = engine(session, cells)
             places = {**session.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
