@@ -12,10 +12,11 @@ from pathlib import Path
 from harness.core import files, seal
 from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
-from harness.core.words import Evidence, LaneVerdict
+from harness.core.words import LaneVerdict
 from harness.host.host import Host
 from harness.lane import built_environment, environment, process, results, script
 from harness.lane.cell import Cell
+from harness.lane.environment import Share
 from harness.lane.process import Ended, Log
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
@@ -47,26 +48,25 @@ class Lane:
 
     cell: Cell  # its pack and target
     tree: Tree  # the tree, patched or not
-    is_patched: bool
     dependency_set: DependencySet  # its name and members
     dependencies: Layout  # the folder of the set
     must_load: tuple[str, ...]  # files of the tree without which its verdict would be about something else
     #: files of the tree that the target runs, and that the patch, if there is one, changes: their hashes are recorded
     recorded: tuple[str, ...]
     timeout: float  # in seconds
+    share: Share  # of the host's cores and GPUs
     locks: tuple[Path, ...] = ()  # a file for each GPU that it shares with other lanes
     cancel: int | None = None  # a file descriptor; once it can be read, the lane is abandoned
-    share: environment.Share = environment.ONE_CORE  # of the host's cores, and of its GPUs if it executes
 
     @property
-    def has_wrong_fix(self) -> bool:
-        """Whether its tree has a wrong fix: then its times mean nothing, and it never asks for GPUs alone."""
-        return self.cell.is_wrong_fix and self.is_patched
+    def has_gate(self) -> bool:
+        """Whether it can ask for its GPUs alone: it shares them, and its times mean something."""
+        return bool(self.locks) and not self.cell.is_wrong_fix
 
     @property
     def stops(self) -> bool:
         """Whether it ends at the first failed check."""
-        return self.has_wrong_fix and not self.cell.judges_all
+        return self.cell.is_wrong_fix and not self.cell.judges_all
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
         built_environment.check(cache, lane.cell.environment)
-        jit = nullcontext(work / "jit") if lane.has_wrong_fix else jit_folder(cache, _cache_key(lane, host), work)
+        jit = nullcontext(work / "jit") if lane.cell.is_wrong_fix else jit_folder(cache, _cache_key(lane, host), work)
         with jit as caches, Log(log) as output:
             environment.make_folders(work, caches)
             lane_run = _run(lane, work, caches, output)
@@ -117,13 +117,6 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
         except ChangedError as error:
             return replace(lane_run, problem=f"while it ran: {error}")
     return lane_run
-
-
-def share_of(lane: Lane, gate: Path) -> environment.Share:
-    """Return a lane's share of the host, with a gate if other lanes use its GPUs."""
-    if lane.cell.evidence != Evidence.EXECUTED:
-        return replace(lane.share, visible="")
-    return replace(lane.share, gate=gate if lane.locks and not lane.has_wrong_fix else None)
 
 
 def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
@@ -142,7 +135,7 @@ def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
     refused = lane.stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
     contract_results = Results()
     failed = sentinel.verdict == LaneVerdict.ERROR
-    raised = lane.has_wrong_fix and failed and end.reason == "exited" and end.status == RAISED
+    raised = lane.cell.is_wrong_fix and failed and end.reason == "exited" and end.status == RAISED
     if contract.exists() and (not failed or raised) and not refused:
         stop = ("-x",) if lane.stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(contract.parent), *stop, str(contract))
@@ -170,12 +163,13 @@ def _combined(script_end: Ended, contract_end: Ended) -> Ended:
 def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], timeout: float) -> process.Command:
     python = built_environment.interpreter(lane.cell.environment)
     gate = work / f"gate-{len(list(work.glob('gate-*')))}"  # each supervisor makes its own
+    share = replace(lane.share, gate=gate) if lane.has_gate else lane.share
     # The last folder is that of the kit, which contracts import.
     paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, files.REPOSITORY]
     return process.Command(
         arguments=(str(python), *arguments),
         environment={
-            **environment.build(os.environ, work, caches, paths, share_of(lane, gate)),
+            **environment.build(os.environ, work, caches, paths, share),
             "REPRODUCER_TREE": str(lane.tree.folder),
             "REPRODUCER_MODULES": ",".join(lane.modules),
             "REPRODUCER_LOADED": str(work / LOADED),

@@ -122,10 +122,10 @@ class Runner:
         entered: list[Device] = []
         faults, busy = [], []
         for device in devices:
-            fault, user = watch.enter(device, measures=task.cell.measures)
+            fault, is_taken = watch.enter(device, measures=task.cell.measures)
             faults += [(device.number, fault)] if fault else []
-            busy += [device.number] if user else []
-            entered += [] if fault or user else [device]
+            busy += [device.number] if is_taken and not fault else []
+            entered += [] if fault or is_taken else [device]
         result: LaneEnd | NoEnd = ABANDONED
         try:
             if not faults and not busy:
@@ -165,7 +165,6 @@ class Runner:
         spec = Lane(
             cell=cell,
             tree=source,
-            is_patched=is_patched,
             dependency_set=prepared.dependency_set,
             dependencies=prepared.dependencies,
             must_load=prepared.must_load if is_patched else (),
@@ -183,7 +182,7 @@ class Runner:
         try:
             run = lane.run(self.session.cache, self.session.host, spec, raw)
         finally:
-            if spec.has_wrong_fix:  # no other lane uses its tree
+            if cell.is_wrong_fix:  # no other lane uses its tree
                 seal.forget(self.session.cache, tree.KIND, source.key, self.session.cache.entry(tree.KIND, source.key))
         if run.ended.reason == lane.ABANDONED:
             return ABANDONED

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from harness.core.words import LaneVerdict, Role
 from harness.lane.lane import ABANDONED, RAISED, Lane, LaneRun
 from harness.lane.process import Ended
-from harness.lane.record import CheckLine, LaneRecord, UpstreamLine
+from harness.lane.record import CheckLine, LaneRecord, UpstreamLine, check_names
 from harness.lane.script import NO_SENTINEL, STATUS, Script, last_exception
 
 #: Exit statuses of a script that ended in an exception and printed no sentinel.
@@ -21,13 +21,9 @@ MISSES = "the contract misses the bug: all its checks are right, and the script 
 CONTRACT_ALONE = "contract alone"
 
 
-def _wrong_names(checks: tuple[CheckLine, ...], role: Role) -> str:
-    return ", ".join(check.name for check in checks if check.role == role and check.ok is False)
-
-
 def judge_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict, str]:
     """Return the verdict and its reason; where no check was judged, the script decides alone."""
-    controls, defects = _wrong_names(checks, Role.CONTROL), _wrong_names(checks, Role.DEFECT)
+    controls, defects = (", ".join(check_names(checks, role, ok=False)) for role in (Role.CONTROL, Role.DEFECT))
     if controls:
         return LaneVerdict.CONTROL_FAILED, controls
     if script.verdict == LaneVerdict.ERROR:
@@ -45,13 +41,11 @@ def judge_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerd
 
 def verdict_of_checks(checks: tuple[CheckLine, ...]) -> LaneVerdict:
     """Return the verdict that the checks imply without a script."""
-    wrong_roles = {check.role for check in checks if check.ok is False}
-    if Role.CONTROL in wrong_roles:
+    if check_names(checks, Role.CONTROL, ok=False):
         return LaneVerdict.CONTROL_FAILED
-    if Role.DEFECT in wrong_roles:
+    if check_names(checks, Role.DEFECT, ok=False):
         return LaneVerdict.BUG_REPRODUCED
-    has_right_defect = any(check.role == Role.DEFECT and check.ok for check in checks)
-    return LaneVerdict.FIX_VALIDATED if has_right_defect else LaneVerdict.UNSUPPORTED
+    return LaneVerdict.FIX_VALIDATED if check_names(checks, Role.DEFECT, ok=True) else LaneVerdict.UNSUPPORTED
 
 
 def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
