@@ -20,7 +20,6 @@ from submitit import SlurmJob
 
 from harness.core import files
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd
 from harness.schedule import lanes, slurm
 from harness.schedule.lane_runner import Runner
 from harness.schedule.lanes import Settling
@@ -44,11 +43,6 @@ SHORTEST_WAIT, LONGEST_WAIT = 0.3, 5.0
 LAG = 60.0
 #: How many seconds a task may seem to have ended before Slurm requeues it.
 REQUEUE_TIME = 2.0
-
-
-def state_folder(run: Path) -> Path:
-    """Return the folder of an engine's state."""
-    return run.with_name(f"{run.name}.slurm")
 
 
 def group_into_arrays(works: Iterable[Work]) -> Iterator[list[Work]]:
@@ -75,7 +69,7 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     HarnessError is raised if Slurm's commands are not installed.
     """
     slurm.prepare(settings)
-    folder = state_folder(session.folder)
+    folder = session.folder.with_name(f"{session.folder.name}.slurm")
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     account = Account(planned=lanes.make_plan(session, cells))
     collection = Collection(settings, session, folder, account)
@@ -130,13 +124,11 @@ class Collection:
 
     def _works(self, cells: Iterable[Cell]) -> list[Work]:
         """List the work on cells that can be judged; cells with the same lanes share one."""
-        session, works = self.session, dict[tuple[str, ...], Work]()
+        cache, works = self.session.cache, dict[tuple[str, ...], Work]()
         for cell in cells:
-            lanes = tuple(self.account.planned[cell.name])
-            if lanes:
-                kind, jobs = self.settings.gpu_types.get(cell.gpu, ""), session.most_jobs * cell.stated.ranks
-                cache = session.cache
-                work = Work(cell, lanes, kind or "", cache.root, cache.mirrors, jobs)
+            if lanes := tuple(self.account.planned[cell.name]):
+                kind, jobs = self.settings.gpu_types.get(cell.gpu) or "", self.session.most_jobs * cell.stated.ranks
+                work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs)
                 works.setdefault(work.keys, work)
                 self._cells.setdefault(work.keys, []).append(cell)
         return list(works.values())
@@ -160,18 +152,12 @@ class Collection:
 
     def _lay_out(self, works: list[Work]) -> list[Work]:
         """Lay out trees and dependencies in the cache, since nodes have no network; return the work without errors."""
-        session = self.session
-        runner = Runner(session, session.folder)
-        failures: dict[tuple[str, str, str], Judgement | None] = {}
+        runner = Runner(self.session, self.session.folder)
         for work in works:
-            layout = (work.cell.pack.name, work.cell.column, work.cell.stated.dependencies)
-            if layout not in failures:
-                failures[layout] = None
-                try:
-                    runner.prepare(work.cell)
-                except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-                    failures[layout] = outcome_of_error(error, work.cell).judgement
-            self._fail(work, failures[layout])
+            try:
+                runner.prepare(work.cell)
+            except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
+                self._fail(work, outcome_of_error(error, work.cell).judgement)
         return [work for work in works if work.cell.name not in self.account.results]
 
     def _submit(self, array: list[Work]) -> None:
@@ -196,11 +182,10 @@ class Collection:
             shutil.copytree(pack.inputs or pack.folder, copy)
         return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=copy)))
 
-    def _fail(self, work: Work, failure: Judgement | None) -> None:
-        if failure is not None:
-            for cell in self._cells[work.keys]:
-                self.account.results[cell.name] = Outcome(cell, failure)
-                self.tell(f"{cell.name}: {failure.reason}")
+    def _fail(self, work: Work, failure: Judgement) -> None:
+        for cell in self._cells[work.keys]:
+            self.account.results[cell.name] = Outcome(cell, failure)
+            self.tell(f"{cell.name}: {failure.reason}")
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
@@ -274,17 +259,14 @@ class Collection:
             self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
         for end in result.ends:
             if end.key not in self.session.journal.ends:
-                self._append(end, result.logs[end.log.file] if end.log else "")
-        self._fail(work, result.failure)
+                if end.log is not None:
+                    files.write_atomic(self.session.folder / end.log.file, result.logs[end.log.file])
+                self.session.journal.append(end)  # its log is on disk
+                self.session.progress.end(end.key, account.count(end))
+        if result.failure is not None:
+            self._fail(work, result.failure)
         for cell in self._cells[work.keys]:
             self.settling.settle(cell)
-
-    def _append(self, end: LaneEnd, log: str) -> None:
-        """Write a lane's log, then its end, and report it."""
-        if end.log is not None:
-            files.write_atomic(self.session.folder / end.log.file, log)
-        self.session.journal.append(end)
-        self.session.progress.end(end.key, self.account.count(end))
 
     def cancel(self) -> None:
         """Take the results so far, and cancel the other tasks; another command submits them again."""

@@ -14,7 +14,6 @@ from harness.core.cache import Cache
 from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import GpuPool, gpu_pool
-from harness.host.host import Host
 from harness.lane import built_environment
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
@@ -80,11 +79,11 @@ def judge(work: Work) -> TaskResult:
     if not work.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # without a request for GPUs Slurm sets NoDevFiles, or nothing
     with gpu_pool() as pool:
-        return _judge(work, this_host.detect(pool), pool)
+        return _judge(work, pool)
 
 
-def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
-    cell = work.cell
+def _judge(work: Work, pool: GpuPool) -> TaskResult:
+    cell, host = work.cell, this_host.detect(pool)
     if host.count(cell.gpu) < work.gpus:
         if pool.lost:
             fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)

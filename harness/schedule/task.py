@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.core import files, strict_json
@@ -80,33 +80,25 @@ class Task:
         return f"logs/{cell.pack.name}/{cell.target}.{cell.evidence}{column}.{self.lane}{suffix}.log"
 
 
-def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
+def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
     """Return the parts of a key that all lanes of a cell share."""
     definition, stated = cell.pack.definition, cell.stated
-    members = (
-        dependencies.named_set(definition, stated.dependencies, host.python_tag) if not cell.dependencies else None
-    )
-    gpu = next((gpu.name for gpu in host.gpus if gpu.target == cell.gpu), "")
+    members = None if cell.dependencies else dependencies.named_set(definition, stated.dependencies, host.python_tag)
+    gpus = tuple(gpu for gpu in host.gpus if gpu.target == cell.gpu)[:1]
     return (
         cell.pack.name,
         judges.sha256(cell.pack),
-        cell.tree or f"{cell.source.kind} {cell.source.url} {cell.source.value}",
-        members.sha256 if members else " ".join(cell.dependencies),
+        cell.tree or cell.source,
+        members.sha256 if members else cell.dependencies,
         cell.target,
-        str(cell.evidence),
-        *stated.loads,
-        str(stated.gpus),
-        *definition.claims,
-        *definition.upstream.modules,
+        cell.evidence,
+        stated.loads,
+        stated.gpus,
+        definition.claims,
+        definition.upstream.modules,
         built_environment.prefix(cell.environment),
-        *(["alone"] if cell.alone else []),
-        *(["all checks"] if cell.judges_all else []),
-        host.python,
-        str(host.torch),
-        str(host.triton),
-        host.cuda,
-        host.driver if cell.gpu else "",
-        gpu,
+        (cell.alone, cell.judges_all),
+        replace(host, gpus=gpus, driver=host.driver if cell.gpu else ""),
     )
 
 
