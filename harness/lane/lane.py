@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -90,10 +91,8 @@ class LaneRun:
 
 def _cache_key(lane: Lane, host: Host) -> str:
     """Return the key of the lane's JIT caches: no two trees, sets, targets or toolchains share them."""
-    prefix = built_environment.prefix(lane.cell.environment)
-    return files.key_of(
-        lane.tree.key, lane.dependency_set.sha256, lane.cell.target, prefix, host.python, host.torch, host.triton
-    )
+    toolchain = (lane.cell.environment or sys.prefix, host.python, host.torch, host.triton)
+    return files.key_of(lane.tree.key, lane.dependency_set.sha256, lane.cell.target, *toolchain)
 
 
 def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:

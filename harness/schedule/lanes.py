@@ -37,7 +37,7 @@ def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Pla
 
     `plan` replaces the plan of this host: a node of a cluster uses that of the login node.
     """
-    account = Account(faults=list(session.faults), planned=plan or make_plan(session, cells))
+    account = Account(planned=plan or make_plan(session, cells))
     settling = Settling(session, account, receipts)
     supervisor.adopt_orphans()
     with ExitStack() as stack:

@@ -43,7 +43,6 @@ class Account:
     """The plan of a command, and its results besides the ends in the journal."""
 
     not_run: dict[str, str] = field(default_factory=dict)  # why a task was not run, by its key
-    faults: list[GpuFault] = field(default_factory=list)  # the GPUs that left the pool
     total: int = 0  # how many lanes had not ended before
     ran: int = 0  # how many of them ended in this command
     resumed: int = 0  # how many lanes had ended before
@@ -98,10 +97,7 @@ class Scheduler:
     _faults_after: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        """Begin with the GPUs that had no earlier fault."""
-        faulty = {fault.place for fault in self.session.faults}
-        healthy = [device for device in self.session.devices if device.place not in faulty]
-        self._places = Places(self.session.most_jobs, healthy)
+        self._places = Places(self.session.most_jobs, list(self.session.devices))
 
     def run(self, tasks: Iterable[Task], cancel: int) -> Account:
         """Run every task that has not ended before, each once: two cells may share lanes.
@@ -242,7 +238,6 @@ class Scheduler:
             if (device := pool.get(number)) is not None:  # a GPU leaves the pool once; its other lanes run to their end
                 self._places.devices.remove(device)
                 fault = GpuFault(device.place, device.gpu.name, reason, task.name)
-                self.account.faults.append(fault)
                 self.session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
                 self.session.note(fault)
         if result.faults:

@@ -254,8 +254,8 @@ class Collection:
         """Store the result of a task; an end that the journal has stays as it is."""
         account = self.account
         account.not_run |= result.not_run
-        account.faults += result.faults
         for fault in result.faults:
+            self.session.note(fault)
             self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
         for end in result.ends:
             if end.key not in self.session.journal.ends:

@@ -94,7 +94,7 @@ def _judge(work: Work, pool: GpuPool) -> TaskResult:
     cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
     cell = replace(cell, environment=built_environment.find_environment(cache, host, cell.stated.environment))
     with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
-        folder = Path(text)
+        folder, faults = Path(text), list[GpuFault]()
         session = Session(
             cache=cache,
             host=host,
@@ -102,6 +102,7 @@ def _judge(work: Work, pool: GpuPool) -> TaskResult:
             folder=folder,
             journal=Journal(),
             command=lambda _: "",
+            note=faults.append,
             jobs=work.jobs,
             watch=GpuWatch(),
             threads=1,
@@ -120,6 +121,6 @@ def _judge(work: Work, pool: GpuPool) -> TaskResult:
             ends=ends,
             logs={end.log.file: (folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
             not_run=account.not_run,
-            faults=tuple(replace(fault, place=work.place) for fault in account.faults),
+            faults=tuple(replace(fault, place=work.place) for fault in faults),
             failure=failure,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 from harness.core import files, strict_json
 from harness.core.words import LaneName
 from harness.host.host import Host
-from harness.lane import built_environment
 from harness.lane.cell import BOTH_LANES, Cell
 from harness.pack import judges
 from harness.receipt import receipt
@@ -96,7 +96,7 @@ def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
         stated.gpus,
         definition.claims,
         definition.upstream.modules,
-        built_environment.prefix(cell.environment),
+        cell.environment or sys.prefix,
         (cell.alone, cell.judges_all),
         replace(host, gpus=gpus, driver=host.driver if cell.gpu else ""),
     )

@@ -86,8 +86,10 @@ def run(order: Order, base: Session, engine: Engine) -> tuple[Results, RunFolder
 
 
 def _session(order: Order, base: Session, folder: RunFolder, journal: Journal, start: float) -> Session:
+    faulty = {fault.place for fault in folder.faults}
     return replace(
         base,
+        devices=[device for device in base.devices if device.place not in faulty],
         folder=folder.path,
         journal=journal,
         command=order.command,
@@ -96,7 +98,6 @@ def _session(order: Order, base: Session, folder: RunFolder, journal: Journal, s
         urgent=run_folder.cells_not_run(order.runs, folder.name),
         stop_at=None if order.budget is None else start + order.budget,
         watch=GpuWatch(),
-        faults=tuple(folder.faults),
     )
 
 
@@ -107,7 +108,7 @@ def _results(order: Order, folder: RunFolder, collector: Collector, cells: list[
     nodes = [end.host for end in ends if end.host != host]  # of a cluster
     names = sorted({gpu.name for node in nodes for gpu in node.gpus})
     gpus |= {name: GpuFault("a node", name, "", "") for name in names}
-    gpus |= {fault.place: fault for fault in account.faults}
+    gpus |= {fault.place: fault for fault in folder.faults}
     drivers = sorted({node.driver for node in nodes if node.driver})
     results = Results(
         schema=SCHEMA,
