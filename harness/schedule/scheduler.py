@@ -11,20 +11,22 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from harness.core.words import LaneName, LaneVerdict
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
+from harness.schedule.account import Account
 from harness.schedule.lane_runner import NoEnd, Prepared, Runner
 from harness.schedule.queue import Devices, Places, place_name, rank
-from harness.schedule.session import GpuFault, Session
+from harness.schedule.session import GpuFault
 from harness.schedule.task import Task, expected_seconds, lower_bound_seconds
-from harness.verdict.outcome import Outcome, outcome_of_error
+from harness.verdict.outcome import outcome_of_error
 
 Result = TypeVar("Result")
 #: The longest wait of the main thread, in seconds. Python runs signal handlers there between bytecodes: a signal that
@@ -36,31 +38,6 @@ PREPARING = 4
 MAX_FAULTS = 2
 #: How many seconds an interrupted command waits for its lanes to end.
 DRAIN_SECONDS = 30.0
-
-
-@dataclass
-class Account:
-    """The plan of a command, and its results besides the ends in the journal."""
-
-    not_run: dict[str, str] = field(default_factory=dict)  # why a task was not run, by its key
-    total: int = 0  # how many lanes had not ended before
-    ran: int = 0  # how many of them ended in this command
-    resumed: int = 0  # how many lanes had ended before
-    interrupted: bool = False  # by the user
-    planned: dict[str, list[Task]] = field(default_factory=dict)  # the tasks of each cell, by its name
-    #: the outcome of each cell, by its name; a cell that could not be judged has one, too
-    results: dict[str, Outcome] = field(default_factory=dict)
-
-    def count(self, end: LaneEnd) -> str:
-        """Count a lane that ended, and return a line about it."""
-        self.ran += 1
-        verdict = end.verdict or "the patch does not apply"
-        return f"{self.ran}/{self.total} {end.task}: {verdict}, {end.seconds:.1f} s on {end.place}"
-
-    def reason_not_run(self, cell: Cell) -> str:
-        """Return why not every lane of a cell was run."""
-        reasons = (self.not_run[task.key] for task in self.planned[cell.name] if task.key in self.not_run)
-        return next(reasons, "interrupted" if self.interrupted else "a lane before it did not end")
 
 
 def _in_thread(work: Callable[[], Result]) -> Future[Result]:
@@ -81,13 +58,10 @@ def _in_thread(work: Callable[[], Result]) -> Future[Result]:
 class Scheduler:
     """Runs the lanes of one command: each lane in a thread of its own, every decision in the main thread."""
 
-    session: Session  # its journal stores each end first
+    account: Account  # the lanes to run, and what becomes of them
     runner: Runner
-    settle: Callable[[Cell], None] = lambda _: None  # called after each end: judges the cell if that was its last lane
-    account: Account = field(default_factory=Account)
     _layouts: dict[Future[Prepared], Cell] = field(default_factory=dict)
     _lanes: dict[Future[LaneEnd | NoEnd], Task] = field(default_factory=dict)
-    _places: Places = field(init=False)
     _to_lay_out: deque[Cell] = field(default_factory=deque)
     _prepared: dict[str, Prepared] = field(default_factory=dict)
     #: by its key, each lane that has neither ended nor been given up, after the lanes that it waits for
@@ -97,23 +71,24 @@ class Scheduler:
     _faults_after: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._places = Places(self.session.most_jobs, list(self.session.devices))
+        self._session = self.account.session
+        self._places = Places(self._session.most_jobs, list(self._session.devices))
 
-    def run(self, tasks: Iterable[Task], cancel: int) -> Account:
-        """Run every task that has not ended before, each once: two cells may share lanes.
+    def run(self, cancel: int) -> None:
+        """Run every lane that has not ended before, each once: two cells may share lanes.
 
         If the user interrupts, closing `cancel` ends the lanes.
         """
-        for task in tasks:
+        for task in chain.from_iterable(self.account.planned.values()):
             self._open.setdefault(task.key, task)
-        pending = [task for task in self._open.values() if task.key not in self.session.journal.ends]
-        self.account.resumed += len(self._open) - len(pending)
+        pending = [task for task in self._open.values() if task.key not in self._session.journal.ends]
+        self.account.resumed = len(self._open) - len(pending)
         self.account.total = len(pending)
         self._open = {task.key: task for task in pending}
         for task in pending:
             for key in task.after:
                 self._dependent_seconds[key] += expected_seconds(task)
-        self.session.progress.begin(len(pending), lower_bound_seconds(pending, self._places.jobs))
+        self._session.progress.begin(len(pending), lower_bound_seconds(pending, self._places.jobs))
         pending.sort(key=lambda task: (not task.urgent, -expected_seconds(task)))
         self._to_lay_out.extend({task.cell.name: task.cell for task in pending}.values())
         for _ in range(PREPARING):
@@ -123,7 +98,7 @@ class Scheduler:
                 ended = self._await(POLL_SECONDS)
                 self._start_lanes()
                 for cell in ended:
-                    self.settle(cell)
+                    self.account.settle(cell)
         except KeyboardInterrupt:
             self.account.interrupted = True
         finally:
@@ -134,7 +109,6 @@ class Scheduler:
         for task in self._open.values():
             reason = "interrupted" if self.account.interrupted else self._places.never(task) or "nothing could take it"
             self.account.not_run.setdefault(task.key, reason)
-        return self.account
 
     def _await(self, seconds: float) -> list[Cell]:
         """Wait up to `seconds` for a lane or a layout to end, and handle those that have; return the lanes' cells."""
@@ -160,19 +134,14 @@ class Scheduler:
         if error is None:
             self._prepared[cell.name] = layout.result()
         else:
-            self._fail(cell, error)
+            self.account.fail(outcome_of_error(error, cell))
             self._open = {key: task for key, task in self._open.items() if task.cell.name != cell.name}
-
-    def _fail(self, cell: Cell, error: BaseException) -> None:
-        outcome = self.account.results[cell.name] = outcome_of_error(error, cell)
-        if not outcome.problem:  # a wrong call, which the command itself reports
-            self.session.progress.tell(f"{cell.name}: {outcome.judgement.reason}")
 
     def _start_lanes(self) -> None:
         """Start each lane that may start and has a place."""
         while (start := self._places.take(self._ready())) is not None:
             task, devices = start
-            self.session.progress.start(task.key, f"{task.name} on {place_name(devices)}", task.seconds)
+            self._session.progress.start(task.key, f"{task.name} on {place_name(devices)}", task.seconds)
             self._lanes[_in_thread(partial(self._run_lane, task, devices))] = task
 
     def _ready(self) -> list[Task]:
@@ -192,13 +161,13 @@ class Scheduler:
     def _is_needed(self, task: Task) -> bool:
         """Whether a task is not the second of a pair whose first lane is over, and did not show the bug."""
         is_second = task.lane == LaneName.PATCHED and LaneName.PRISTINE in task.cell.lanes
-        end = self.session.journal.ends.get(task.pristine)
+        end = self._session.journal.ends.get(task.pristine)
         is_reproduced = end is not None and end.verdict == LaneVerdict.BUG_REPRODUCED
         return not is_second or task.pristine in self._open or is_reproduced
 
     def _over_budget(self, task: Task) -> str:
         """Say why a task does not fit into the rest of the budget; empty if it fits."""
-        remaining = math.inf if self.session.stop_at is None else self.session.stop_at - time.monotonic()
+        remaining = math.inf if self._session.stop_at is None else self._session.stop_at - time.monotonic()
         if remaining > 0 and (task.seconds or 0.0) <= remaining:
             return ""
         expected = "" if task.seconds is None else f"it takes about {task.seconds:.0f} s, and "
@@ -211,7 +180,7 @@ class Scheduler:
     def _run_lane(self, task: Task, devices: Devices) -> LaneEnd | NoEnd:
         result = self.runner.run(task, self._prepared[task.cell.name], devices)
         if isinstance(result, LaneEnd):
-            self.session.journal.append(result)
+            self._session.journal.append(result)
         return result
 
     def _handle_lane(self, task: Task, lane: Future[LaneEnd | NoEnd]) -> None:
@@ -219,7 +188,7 @@ class Scheduler:
         del self._places.running[task.key]
         line, error = "", lane.exception()
         if error is not None:
-            self._fail(task.cell, error)
+            self.account.fail(outcome_of_error(error, task.cell))
             del self._open[task.key]
         elif isinstance(result := lane.result(), LaneEnd):
             line = self.account.count(result)
@@ -228,7 +197,7 @@ class Scheduler:
             self._give_up(task, result.reason)
         else:
             self._repeat_elsewhere(task, result)
-        self.session.progress.end(task.key, line)
+        self._session.progress.end(task.key, line)
 
     def _repeat_elsewhere(self, task: Task, result: NoEnd) -> None:
         """Let a lane run again if a GPU has a fault, or another program uses the GPU of a lane that measures."""
@@ -238,8 +207,8 @@ class Scheduler:
             if (device := pool.get(number)) is not None:  # a GPU leaves the pool once; its other lanes run to their end
                 self._places.devices.remove(device)
                 fault = GpuFault(device.place, device.gpu.name, reason, task.name)
-                self.session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
-                self.session.note(fault)
+                self._session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
+                self._session.note(fault)
         if result.faults:
             self._open[task.key] = replace(task, isolated=True)
             self._faults_after[task.key] += 1

@@ -20,10 +20,10 @@ from submitit import SlurmJob
 
 from harness.core import files
 from harness.lane.cell import Cell
-from harness.schedule import lanes, slurm
+from harness.schedule import account as accounts
+from harness.schedule import slurm
+from harness.schedule.account import Account
 from harness.schedule.lane_runner import Runner
-from harness.schedule.lanes import Settling
-from harness.schedule.scheduler import Account
 from harness.schedule.session import Session
 from harness.schedule.slurm import AwayError, Settings
 from harness.schedule.slurm_node import TaskResult, Work
@@ -71,8 +71,8 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     slurm.prepare(settings)
     folder = session.folder.with_name(f"{session.folder.name}.slurm")
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    account = Account(planned=lanes.make_plan(session, cells))
-    collection = Collection(settings, session, folder, account)
+    account = Account(session, accounts.plan(session, cells))
+    collection = Collection(settings, account, folder)
     try:
         collection.begin(cells)
         collection.collect()
@@ -82,7 +82,7 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     if not account.interrupted and not account.not_run and all(outcome.runs for outcome in account.results.values()):
         shutil.rmtree(folder, ignore_errors=True)
     for cell in cells:
-        collection.settling.settle(cell, at_end=True)
+        account.settle(cell, at_end=True)
     return account
 
 
@@ -91,18 +91,15 @@ class Collection:
     """The part of one command in a sweep on a cluster."""
 
     settings: Settings
-    session: Session  # its journal stores the ends of lanes
-    folder: Path  # of the state
     account: Account  # the plan and the results
+    folder: Path  # of the state
     _cells: dict[tuple[str, ...], list[Cell]] = field(default_factory=dict)  # by the keys of their lanes
     _waiting: dict[str, Work] = field(default_factory=dict)  # the work of tasks without a result, by Slurm's name
     _ended_at: dict[str, float] = field(default_factory=dict)  # when such a task was first seen to have ended
     _last_told: str = ""
 
-    @property
-    def settling(self) -> Settling:
-        """It judges cells by the ends in the journal."""
-        return Settling(self.session, self.account)
+    def __post_init__(self) -> None:
+        self.session = self.account.session
 
     def tell(self, text: str) -> None:
         self.session.progress.tell(text)
@@ -118,7 +115,7 @@ class Collection:
         self.account.resumed = sum(ended)
         self.account.total = len(ended) - sum(ended)
         self.session.progress.begin(self.account.total, None)
-        unsubmitted = [work for work in self._resume(works) if not self.settling.is_complete(work.cell)]
+        unsubmitted = [work for work in self._resume(works) if not self.account.is_complete(work.cell)]
         for array in group_into_arrays(self._lay_out(unsubmitted)):
             self._submit(array)
 
@@ -184,8 +181,7 @@ class Collection:
 
     def _fail(self, work: Work, failure: Judgement) -> None:
         for cell in self._cells[work.keys]:
-            self.account.results[cell.name] = Outcome(cell, failure)
-            self.tell(f"{cell.name}: {failure.reason}")
+            self.account.fail(Outcome(cell, failure))
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
@@ -266,7 +262,7 @@ class Collection:
         if result.failure is not None:
             self._fail(work, result.failure)
         for cell in self._cells[work.keys]:
-            self.settling.settle(cell)
+            self.account.settle(cell)
 
     def cancel(self) -> None:
         """Take the results so far, and cancel the other tasks; another command submits them again."""

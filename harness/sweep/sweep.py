@@ -13,8 +13,8 @@ from harness.host.gpu_health import GpuWatch
 from harness.lane.cell import Cell
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
+from harness.schedule.account import Account
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Account
 from harness.schedule.selection import copied_inputs
 from harness.schedule.session import GpuFault, Session
 from harness.sweep import baseline, columns, outputs, run_folder

@@ -18,12 +18,14 @@ from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereEr
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
+from harness.schedule import account as accounts
 from harness.schedule import scheduler
 from harness.schedule import task as schedule_task
+from harness.schedule.account import Account
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared
 from harness.schedule.queue import Devices
-from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
+from harness.schedule.scheduler import DRAIN_SECONDS, Scheduler
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.sweep import columns
@@ -77,10 +79,11 @@ class Stage:
         cancel, cancel_end = os.pipe()
         try:
             with Journal(self.journal) as journal:
-                tasks = [task for cell in (self.cell, *others) for task in schedule_task.tasks(cell, HOST, repeat)]
                 folder = self.journal.parent
-                session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1)
-                return Scheduler(session, script).run(tasks, cancel_end)  # type: ignore[arg-type]
+                session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1, repeat=repeat)
+                account = Account(session, accounts.plan(session, [self.cell, *others]), receipts=False)
+                Scheduler(account, script).run(cancel_end)  # type: ignore[arg-type]
+                return account
         finally:
             os.close(cancel)
 
@@ -189,12 +192,8 @@ def test_what_cannot_be_laid_out_does_not_stop_the_others(
     script = Script(broken={other.pack.name: error})
     account = stage.run(script, 1, other)
     assert sorted(script.ran) == ["patched 1", "pristine 1"]
-    ((name, outcome),) = account.results.items()
-    assert (name, outcome.judgement.verdict, str(error) in outcome.judgement.reason) == (
-        other.name,
-        Verdict.ERROR,
-        True,
-    )
+    judgement = account.results[other.name].judgement
+    assert (judgement.verdict, str(error) in judgement.reason) == (Verdict.ERROR, True)
     assert ("Traceback" in capfd.readouterr().err) == isinstance(error, OSError)
 
 
