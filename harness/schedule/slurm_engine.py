@@ -99,48 +99,38 @@ class Collection:
     _last_told: str = ""
 
     def __post_init__(self) -> None:
-        self.session = self.account.session
-
-    def tell(self, text: str) -> None:
-        self.session.progress.tell(text)
-
-    @property
-    def _job_name(self) -> str:
-        return f"reproducer-{self.session.folder.name}"
+        self._session = self.account.session
+        self._tell = self._session.progress.tell
+        self._job_name = f"reproducer-{self._session.folder.name}"
 
     def begin(self, cells: Iterable[Cell]) -> None:
-        """Wait for the tasks of an earlier command, and submit the rest."""
-        works = self._works(cells)
-        ended = [lane.key in self.session.journal.ends for work in works for lane in work.lanes]
-        self.account.resumed = sum(ended)
-        self.account.total = len(ended) - sum(ended)
-        self.session.progress.begin(self.account.total, None)
-        unsubmitted = [work for work in self._resume(works) if not self.account.is_complete(work.cell)]
-        for array in group_into_arrays(self._lay_out(unsubmitted)):
-            self._submit(array)
-
-    def _works(self, cells: Iterable[Cell]) -> list[Work]:
-        """List the work on cells that can be judged; cells with the same lanes share one."""
-        cache, works = self.session.cache, dict[tuple[str, ...], Work]()
-        for cell in cells:
-            if lanes := tuple(self.account.planned[cell.name]):
-                kind, jobs = self.settings.gpu_types.get(cell.gpu) or "", self.session.most_jobs * cell.stated.ranks
-                work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs)
-                works.setdefault(work.keys, work)
-                self._cells.setdefault(work.keys, []).append(cell)
-        return list(works.values())
-
-    def _resume(self, works: list[Work]) -> list[Work]:
-        """Wait for the tasks of an earlier command; return the work that none of them has.
+        """Wait for the tasks of an earlier command, and submit the rest.
 
         If a kill came before that command named the work of its tasks, they find none and end.
         """
-        rest = {work.keys: work for work in works}
+        works = self._works(cells)
+        ended = [lane.key in self._session.journal.ends for work in works.values() for lane in work.lanes]
+        self.account.resumed = sum(ended)
+        self.account.total = len(ended) - sum(ended)
+        self._session.progress.begin(self.account.total, None)
         for job in self._jobs():
-            work = rest.pop(job.submission().args[0].keys, None)
+            work = works.pop(job.submission().args[0].keys, None)
             if work is not None:
                 self._waiting[job.job_id] = work
-        return list(rest.values())
+        unsubmitted = [work for work in works.values() if not self.account.is_complete(work.cell)]
+        for array in group_into_arrays(self._lay_out(unsubmitted)):
+            self._submit(array)
+
+    def _works(self, cells: Iterable[Cell]) -> dict[tuple[str, ...], Work]:
+        """Map the keys of lanes to the work on cells that can be judged; cells with the same lanes share one."""
+        cache, works = self._session.cache, dict[tuple[str, ...], Work]()
+        for cell in cells:
+            if lanes := tuple(self.account.planned[cell.name]):
+                kind, jobs = self.settings.gpu_types.get(cell.gpu) or "", self._session.most_jobs * cell.stated.ranks
+                work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs)
+                works.setdefault(work.keys, work)
+                self._cells.setdefault(work.keys, []).append(cell)
+        return works
 
     def _jobs(self) -> list[SlurmJob[TaskResult]]:
         """List the tasks of this command and of earlier ones, except those that were cancelled."""
@@ -149,7 +139,7 @@ class Collection:
 
     def _lay_out(self, works: list[Work]) -> list[Work]:
         """Lay out trees and dependencies in the cache, since nodes have no network; return the work without errors."""
-        runner = Runner(self.session, self.session.folder)
+        runner = Runner(self._session, self._session.folder)
         for work in works:
             try:
                 runner.prepare(work.cell)
@@ -164,12 +154,12 @@ class Collection:
             tasks = slurm.submit(self.folder / "jobs", self._job_name, copies, time_limit_minutes(array), self.settings)
         except AwayError as error:
             reason = f"Slurm does not take a task on {array[0].place}: {error}"
-            self.tell(reason)
+            self._tell(reason)
             for work in array:
                 self._give_up(work, reason)
             return
         self._waiting |= dict(zip(tasks, array, strict=True))
-        self.tell(f"{array[0].place}: {len(array)} tasks, Slurm's job {tasks[0].partition('_')[0]}")
+        self._tell(f"{array[0].place}: {len(array)} tasks, Slurm's job {tasks[0].partition('_')[0]}")
 
     def _with_copies(self, work: Work) -> Work:
         """Return work that reads copies of its pack's files, in case somebody edits them meanwhile."""
@@ -189,7 +179,7 @@ class Collection:
 
     def collect(self) -> None:
         """Take the results of tasks until every task has ended, or the budget."""
-        start, stop_at = time.monotonic(), self.session.stop_at
+        start, stop_at = time.monotonic(), self._session.stop_at
         while self._waiting:
             self._take_results()
             self._check_states()
@@ -224,14 +214,14 @@ class Collection:
 
     def _tell_once(self, text: str) -> None:
         if text and text != self._last_told:
-            self.tell(text)
+            self._tell(text)
         self._last_told = text
 
     def _lose(self, task: str, reason: str) -> None:
         """Give up a task that returned no result."""
         work = self._waiting.pop(task)
         self._give_up(work, f"Slurm: task {task} {reason}")
-        self.tell(f"{work.cell.name}: task {task} {reason}; what it printed: {self.folder}/jobs/{task}_0_log.out")
+        self._tell(f"{work.cell.name}: task {task} {reason}; what it printed: {self.folder}/jobs/{task}_0_log.out")
 
     def _take_results(self) -> None:
         """Take the results of tasks. If Slurm started a task twice, its first result counts."""
@@ -251,14 +241,14 @@ class Collection:
         account = self.account
         account.not_run |= result.not_run
         for fault in result.faults:
-            self.session.note(fault)
-            self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
+            self._session.note(fault)
+            self._tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
         for end in result.ends:
-            if end.key not in self.session.journal.ends:
+            if end.key not in self._session.journal.ends:
                 if end.log is not None:
-                    files.write_atomic(self.session.folder / end.log.file, result.logs[end.log.file])
-                self.session.journal.append(end)  # its log is on disk
-                self.session.progress.end(end.key, account.count(end))
+                    files.write_atomic(self._session.folder / end.log.file, result.logs[end.log.file])
+                self._session.journal.append(end)  # its log is on disk
+                self._session.progress.end(end.key, account.count(end))
         if result.failure is not None:
             self._fail(work, result.failure)
         for cell in self._cells[work.keys]:
@@ -271,4 +261,4 @@ class Collection:
         for job in self._jobs():  # also of an array whose submission was interrupted
             if not job.paths.result_pickle.exists():
                 job.paths.submitted_pickle.unlink()
-        self.tell("; ".join(filter(None, [f"cancelled: {len(self._waiting)} tasks", error])))
+        self._tell("; ".join(filter(None, [f"cancelled: {len(self._waiting)} tasks", error])))
