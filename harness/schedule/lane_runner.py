@@ -11,7 +11,7 @@ from harness.core import files, room, seal
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
-from harness.host.gpus import Device
+from harness.host.gpus import Device, place_name
 from harness.lane import built_environment, lane
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
@@ -19,7 +19,7 @@ from harness.lane.lane import Lane, LaneRun
 from harness.lane.record import LaneEnd, LaneRecord, LogRecord
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
-from harness.schedule.queue import Devices, place_name
+from harness.schedule.queue import Devices
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
@@ -69,7 +69,6 @@ class Runner:
 
     session: Session
     scratch: Path  # the folder for output that is not scrubbed yet
-    cancel: int | None = None  # a file descriptor: every lane is abandoned once it can be read
 
     def prepare(self, cell: Cell) -> Prepared:
         """Fetch and unpack the trees and the dependencies of a cell.
@@ -114,11 +113,14 @@ class Runner:
             return replace(prepared, patched=patched, patch=file.name, must_load=must_load)
         return replace(prepared, patch=candidates[0].name, stale=stale)
 
-    def run(self, task: Task, prepared: Prepared, devices: Devices) -> LaneEnd | NoEnd:
-        """Run a lane on GPUs that are healthy before it and after it."""
+    def run(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd | NoEnd:
+        """Run a lane on GPUs that are healthy before it and after it.
+
+        `cancel` is a file descriptor: the lane is abandoned once it can be read.
+        """
         watch = self.session.watch
         if watch is None:
-            return self.attempt(task, prepared, devices)
+            return self.attempt(task, prepared, devices, cancel)
         entered: list[Device] = []
         faults, busy = [], []
         for device in devices:
@@ -129,14 +131,14 @@ class Runner:
         result: LaneEnd | NoEnd = ABANDONED
         try:
             if not faults and not busy:
-                result = self.attempt(task, prepared, devices)
+                result = self.attempt(task, prepared, devices, cancel)
         finally:
             for device in entered:
                 fault = watch.leave(device, look=result != ABANDONED)
                 faults += [(device.number, fault)] if fault else []
         return NoEnd("", tuple(faults), tuple(busy)) if faults or busy else result
 
-    def attempt(self, task: Task, prepared: Prepared, devices: Devices) -> LaneEnd | NoEnd:
+    def attempt(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd | NoEnd:
         """Run a lane to its end."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
         cell, is_patched = task.cell, task.lane == LaneName.PATCHED
@@ -146,7 +148,7 @@ class Runner:
             lane=task.lane,
             started=started.isoformat(timespec="milliseconds"),
             seconds=0.0,
-            place=place_name(devices),
+            place=place_name(*devices),
             host=self.session.host,
             gpus=tuple(device.gpu for device in devices),
             version=prepared.pristine.version,
@@ -171,7 +173,7 @@ class Runner:
             recorded=prepared.must_load or prepared.loads,
             timeout=max(0.1, min(limit, remaining)),
             locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in shared),
-            cancel=self.cancel,
+            cancel=cancel,
             share=Share(
                 threads=self.session.threads_of_lane,
                 processes=min(task.processes, len(this_host.cores())),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
-
 from harness.lane import supervisor
 from harness.lane.cell import Cell
 from harness.schedule import account as accounts
@@ -24,11 +21,8 @@ def run(
     """
     account = Account(session, plan or accounts.plan(session, cells), receipts)
     supervisor.adopt_orphans()
-    with ExitStack() as stack:
-        scratch = stack.enter_context(session.cache.scratch("run-"))
-        cancel, cancel_end = os.pipe()  # lanes watch its first end, and are abandoned once the second is closed
-        stack.callback(os.close, cancel)
-        Scheduler(account, Runner(session, scratch, cancel)).run(cancel_end)
+    with session.cache.scratch("run-") as scratch:
+        Scheduler(account, Runner(session, scratch)).run()
     for cell in cells:  # also those whose lanes ended before, belong to another cell too, or were interrupted
         account.settle(cell, at_end=True)
     return account

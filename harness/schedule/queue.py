@@ -22,12 +22,6 @@ def rank(task: Task, dependent_seconds: float = 0.0) -> Rank:
     return (not task.urgent, not quiet, -task.gpus, -task.cores, -expected_seconds(task) - dependent_seconds)
 
 
-def place_name(devices: Devices) -> str:
-    """Return the name of a place in every output: ``gpu 0``, ``gpus 0,1`` or ``cpu``."""
-    numbers = ",".join(device.number for device in devices)
-    return f"gpu{'s' if len(devices) > 1 else ''} {numbers}" if numbers else "cpu"
-
-
 @dataclass
 class Places:
     """The jobs and the GPUs of this host, and the lanes that use them.

@@ -19,11 +19,12 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from harness.core.words import LaneName, LaneVerdict
+from harness.host.gpus import place_name
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.schedule.account import Account
 from harness.schedule.lane_runner import NoEnd, Prepared, Runner
-from harness.schedule.queue import Devices, Places, place_name, rank
+from harness.schedule.queue import Devices, Places, rank
 from harness.schedule.session import GpuFault
 from harness.schedule.task import Task, expected_seconds, lower_bound_seconds
 from harness.verdict.outcome import outcome_of_error
@@ -72,13 +73,11 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._session = self.account.session
+        self._cancel, self._cancel_end = os.pipe()  # once the second end is closed, lanes that watch the first end
         self._places = Places(self._session.most_jobs, list(self._session.devices))
 
-    def run(self, cancel: int) -> None:
-        """Run every lane that has not ended before, each once: two cells may share lanes.
-
-        If the user interrupts, closing `cancel` ends the lanes.
-        """
+    def run(self) -> None:
+        """Run every lane that has not ended before, each once: two cells may share lanes."""
         for task in chain.from_iterable(self.account.planned.values()):
             self._open.setdefault(task.key, task)
         pending = [task for task in self._open.values() if task.key not in self._session.journal.ends]
@@ -102,10 +101,11 @@ class Scheduler:
         except KeyboardInterrupt:
             self.account.interrupted = True
         finally:
-            os.close(cancel)
+            os.close(self._cancel_end)
             self._to_lay_out.clear()
             wait(self._lanes, DRAIN_SECONDS)
             self._await(0.0)
+            os.close(self._cancel)
         for task in self._open.values():
             reason = "interrupted" if self.account.interrupted else self._places.never(task) or "nothing could take it"
             self.account.not_run.setdefault(task.key, reason)
@@ -141,7 +141,7 @@ class Scheduler:
         """Start each lane that may start and has a place."""
         while (start := self._places.take(self._ready())) is not None:
             task, devices = start
-            self._session.progress.start(task.key, f"{task.name} on {place_name(devices)}", task.seconds)
+            self._session.progress.start(task.key, f"{task.name} on {place_name(*devices)}", task.seconds)
             self._lanes[_in_thread(partial(self._run_lane, task, devices))] = task
 
     def _ready(self) -> list[Task]:
@@ -178,7 +178,7 @@ class Scheduler:
         del self._open[task.key]
 
     def _run_lane(self, task: Task, devices: Devices) -> LaneEnd | NoEnd:
-        result = self.runner.run(task, self._prepared[task.cell.name], devices)
+        result = self.runner.run(task, self._prepared[task.cell.name], devices, self._cancel)
         if isinstance(result, LaneEnd):
             self._session.journal.append(result)
         return result
@@ -206,7 +206,7 @@ class Scheduler:
         for number, reason in result.faults:
             if (device := pool.get(number)) is not None:  # a GPU leaves the pool once; its other lanes run to their end
                 self._places.devices.remove(device)
-                fault = GpuFault(device.place, device.gpu.name, reason, task.name)
+                fault = GpuFault(place_name(device), device.gpu.name, reason, task.name)
                 self._session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
                 self._session.note(fault)
         if result.faults:

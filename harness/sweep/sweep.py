@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.core import files, room
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
+from harness.host.gpus import place_name
 from harness.lane.cell import Cell
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
@@ -89,7 +90,7 @@ def _session(order: Order, base: Session, folder: RunFolder, journal: Journal, s
     faulty = {fault.place for fault in folder.faults}
     return replace(
         base,
-        devices=[device for device in base.devices if device.place not in faulty],
+        devices=[device for device in base.devices if place_name(device) not in faulty],
         folder=folder.path,
         journal=journal,
         command=order.command,
@@ -103,7 +104,7 @@ def _session(order: Order, base: Session, folder: RunFolder, journal: Journal, s
 
 def _results(order: Order, folder: RunFolder, collector: Collector, cells: list[Cell]) -> Results:
     session, account, host = collector.session, collector.account, collector.session.host
-    gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
+    gpus = {place_name(device): GpuFault(place_name(device), device.gpu.name, "", "") for device in session.devices}
     ends = [end for outcome in account.results.values() for end in outcome.last]
     nodes = [end.host for end in ends if end.host != host]  # of a cluster
     names = sorted({gpu.name for node in nodes for gpu in node.gpus})

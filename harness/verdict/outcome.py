@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +76,7 @@ class Outcome:
         """Whether the receipt is one of the pack's own: pack.toml states the cell, and all lanes were requested."""
         return self.cell.is_stated and self.cell.lanes == pack_lanes(self.cell.pack)
 
-    @functools.cached_property
+    @property
     def deviation(self) -> str:
         """How the outcome deviates from pack.toml; empty where it does not.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.core.words import Evidence, LaneName
-from harness.host.gpus import Device, Gpu
+from harness.host.gpus import Device, Gpu, place_name
 from harness.lane.cell import Cell
-from harness.schedule.queue import Devices, Places, place_name, rank
+from harness.schedule.queue import Devices, Places, rank
 from harness.schedule.task import Task, lower_bound_seconds
 
 
@@ -92,7 +92,7 @@ def test_a_lane_gets_its_gpus_together_and_is_not_passed_by_others_of_its_kind(t
     assert _started(queue, places) == ["on the cores"], "a GPU is free, and the pair is waited for"
     del places.running[small[0].key]
     ((pair, devices),) = _taken(queue, places)
-    assert (pair.key, place_name(devices)) == ("pair", "gpus 0,1")
+    assert (pair.key, place_name(*devices)) == ("pair", "gpus 0,1")
 
 
 def test_ranks_of_a_lane_share_its_job(toy: Cell) -> None:
@@ -197,7 +197,7 @@ def test_one_gpu_at_a_time_is_kept_for_lanes_that_need_one_for_themselves(toy: C
 
     def begin() -> list[str]:
         _taken(queue, places)
-        return sorted(f"{key} on {place_name(devices)}" for key, (_, devices) in places.running.items())
+        return sorted(f"{key} on {place_name(*devices)}" for key, (_, devices) in places.running.items())
 
     for name in "ab":
         queue.append(_task(toy, name, 9.0, gpus=1))

@@ -56,9 +56,9 @@ class Script:
             raise self.broken[cell.pack.name]
         return laid_out.nothing("1.0")
 
-    def run(self, task: Task, prepared: Prepared, devices: Devices) -> LaneEnd:
+    def run(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd:
         """End with what the script says."""
-        assert (prepared.patch, devices) == ("fix.patch", ())
+        assert (prepared.patch, devices, cancel > 0) == ("fix.patch", (), True)
         name = f"{task.lane} {task.number}"
         self.ran.append(name)
         if name in self.broken:
@@ -76,16 +76,12 @@ class Stage:
 
     def run(self, script: Script, repeat: int = 1, *others: Cell) -> Account:
         """Run all lanes on one core."""
-        cancel, cancel_end = os.pipe()
-        try:
-            with Journal(self.journal) as journal:
-                folder = self.journal.parent
-                session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1, repeat=repeat)
-                account = Account(session, accounts.plan(session, [self.cell, *others]), receipts=False)
-                Scheduler(account, script).run(cancel_end)  # type: ignore[arg-type]
-                return account
-        finally:
-            os.close(cancel)
+        with Journal(self.journal) as journal:
+            folder = self.journal.parent
+            session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1, repeat=repeat)
+            account = Account(session, accounts.plan(session, [self.cell, *others]), receipts=False)
+            Scheduler(account, script).run()  # type: ignore[arg-type]
+            return account
 
 
 @pytest.fixture
@@ -146,14 +142,14 @@ class Signalled(Script):
 
     seconds: float = 0.0
 
-    def run(self, task: Task, prepared: Prepared, devices: Devices) -> LaneEnd:
+    def run(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd:
         """Interrupt, and go on for a while as if nobody had."""
         started = time.monotonic()
         time.sleep(0.1)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         while not self.seconds and time.monotonic() - started < DRAIN_SECONDS / 3:
             time.sleep(0.01)
-        return super().run(task, prepared, devices)
+        return super().run(task, prepared, devices, cancel)
 
 
 def test_an_interruption_that_does_not_end_the_wait_is_seen_all_the_same(
