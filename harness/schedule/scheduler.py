@@ -24,7 +24,7 @@ from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.schedule.account import Account
 from harness.schedule.lane_runner import NoEnd, Prepared, Runner
-from harness.schedule.queue import Devices, Places, rank
+from harness.schedule.queue import Devices, Places, Rank, rank
 from harness.schedule.session import GpuFault
 from harness.schedule.task import Task, expected_seconds, lower_bound_seconds
 from harness.verdict.outcome import outcome_of_error
@@ -67,8 +67,7 @@ class Scheduler:
     _prepared: dict[str, Prepared] = field(default_factory=dict)
     #: by its key, each lane that has neither ended nor been given up, after the lanes that it waits for
     _open: dict[str, Task] = field(default_factory=dict)
-    #: of the lanes that wait for a lane, by its key
-    _dependent_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _ranks: dict[str, Rank] = field(default_factory=dict)  # the place of each lane in the order, by its key
     _faults_after: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -84,9 +83,11 @@ class Scheduler:
         self.account.resumed = len(self._open) - len(pending)
         self.account.total = len(pending)
         self._open = {task.key: task for task in pending}
+        dependent_seconds: defaultdict[str, float] = defaultdict(float)
         for task in pending:
             for key in task.after:
-                self._dependent_seconds[key] += expected_seconds(task)
+                dependent_seconds[key] += expected_seconds(task)
+        self._ranks = {task.key: rank(task, dependent_seconds[task.key]) for task in pending}
         self._session.progress.begin(len(pending), lower_bound_seconds(pending, self._places.jobs))
         pending.sort(key=lambda task: (not task.urgent, -expected_seconds(task)))
         self._to_lay_out.extend({task.cell.name: task.cell for task in pending}.values())
@@ -156,7 +157,7 @@ class Scheduler:
                     self._give_up(task, reason)
                 else:
                     ready.append(task)
-        return sorted(ready, key=lambda task: rank(task, self._dependent_seconds[task.key]))
+        return sorted(ready, key=lambda task: self._ranks[task.key])
 
     def _is_needed(self, task: Task) -> bool:
         """Whether a task is not the second of a pair whose first lane is over, and did not show the bug."""
@@ -210,7 +211,8 @@ class Scheduler:
                 self._session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
                 self._session.note(fault)
         if result.faults:
-            self._open[task.key] = replace(task, isolated=True)
+            task = self._open[task.key] = replace(task, isolated=True)
+            self._ranks[task.key] = rank(task)
             self._faults_after[task.key] += 1
             count = self._faults_after[task.key]
             if count >= MAX_FAULTS:
