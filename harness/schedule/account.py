@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.core.words import LaneVerdict
+from harness.core.words import LaneVerdict, Verdict
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.receipt import writer
@@ -17,12 +18,6 @@ from harness.verdict.outcome import Outcome, outcome_of_error
 from harness.verdict.pack_verdict import Judgement
 
 
-def plan(session: Session, cells: list[Cell]) -> dict[str, list[Task]]:
-    """List the lanes of each cell, by its name."""
-    host, urgent = session.host, session.urgent
-    return {cell.name: tasks(cell, host, session.repeat, urgent=cell.name in urgent) for cell in cells}
-
-
 @dataclass
 class Account:
     """The plan of a command, and its results besides the ends in the journal.
@@ -31,8 +26,8 @@ class Account:
     """
 
     session: Session
-    planned: dict[str, list[Task]]  # the lanes of each cell, by its name
     receipts: bool = True  # whether receipts are written
+    planned: dict[str, list[Task]] = field(default_factory=dict)  # the lanes of each cell, by its name
     not_run: dict[str, str] = field(default_factory=dict)  # why a lane was not run, by its key
     total: int = 0  # how many lanes had not ended before
     ran: int = 0  # how many of them ended in this command
@@ -40,6 +35,18 @@ class Account:
     interrupted: bool = False  # by the user
     #: the outcome of each cell, by its name; a cell that could not be judged has one, too
     results: dict[str, Outcome] = field(default_factory=dict)
+
+    def plan(self, cells: list[Cell]) -> None:
+        """List the lanes of each cell. A cell whose script or contract cannot be read has none, and is an error."""
+        session = self.session
+        for cell in cells:
+            urgent = cell.name in session.urgent
+            try:
+                self.planned[cell.name] = tasks(cell, session.host, session.repeat, urgent=urgent)
+            except OSError as error:
+                self.planned[cell.name] = []
+                reason = f"{Path(error.filename).name} cannot be read ({error.strerror})"
+                self.results[cell.name] = Outcome(cell, Judgement(Verdict.ERROR, reason))
 
     def count(self, end: LaneEnd) -> str:
         """Count a lane that ended, and return a line about it."""

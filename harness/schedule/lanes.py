@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from harness.lane import supervisor
 from harness.lane.cell import Cell
-from harness.schedule import account as accounts
 from harness.schedule.account import Account
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Scheduler
@@ -19,7 +18,9 @@ def run(
 
     `plan` replaces the plan of this host: a node of a cluster uses that of the login node.
     """
-    account = Account(session, plan or accounts.plan(session, cells), receipts)
+    account = Account(session, receipts, plan or {})
+    if plan is None:
+        account.plan(cells)
     supervisor.adopt_orphans()
     with session.cache.scratch("run-") as scratch:
         Scheduler(account, Runner(session, scratch)).run()

@@ -20,7 +20,6 @@ from submitit import SlurmJob
 
 from harness.core import files
 from harness.lane.cell import Cell
-from harness.schedule import account as accounts
 from harness.schedule import slurm
 from harness.schedule.account import Account
 from harness.schedule.lane_runner import Runner
@@ -71,7 +70,8 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     slurm.prepare(settings)
     folder = session.folder.with_name(f"{session.folder.name}.slurm")
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    account = Account(session, accounts.plan(session, cells))
+    account = Account(session)
+    account.plan(cells)
     collection = Collection(settings, account, folder)
     try:
         collection.begin(cells)

@@ -18,7 +18,6 @@ from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereEr
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
-from harness.schedule import account as accounts
 from harness.schedule import scheduler
 from harness.schedule import task as schedule_task
 from harness.schedule.account import Account
@@ -30,6 +29,7 @@ from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.sweep import columns
 from harness.upstream.source import Source, SourceKind
+from harness.verdict.pack_verdict import Judgement
 from testing import laid_out
 from testing.laid_out import HOST
 from testing.workbench import Workbench
@@ -79,7 +79,8 @@ class Stage:
         with Journal(self.journal) as journal:
             folder = self.journal.parent
             session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1, repeat=repeat)
-            account = Account(session, accounts.plan(session, [self.cell, *others]), receipts=False)
+            account = Account(session, receipts=False)
+            account.plan([self.cell, *others])
             Scheduler(account, script).run()  # type: ignore[arg-type]
             return account
 
@@ -191,6 +192,12 @@ def test_what_cannot_be_laid_out_does_not_stop_the_others(
     judgement = account.results[other.name].judgement
     assert (judgement.verdict, str(error) in judgement.reason) == (Verdict.ERROR, True)
     assert ("Traceback" in capfd.readouterr().err) == isinstance(error, OSError)
+
+
+def test_a_script_that_cannot_be_read_is_the_error_of_its_own_cell(stage: Stage) -> None:
+    stage.cell.pack.script.unlink()
+    judgement = stage.run(Script()).results[stage.cell.name].judgement
+    assert judgement == Judgement(Verdict.ERROR, "reproduce.py cannot be read (No such file or directory)")
 
 
 def test_a_lane_that_breaks_the_harness_fails_its_own_cell(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:

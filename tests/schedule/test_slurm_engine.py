@@ -76,5 +76,5 @@ def test_a_cancelled_task_is_submitted_again_even_if_its_submission_was_interrup
     for name in ("7_0_submitted.pkl", "7_0_0_result.pkl", "7_1_submitted.pkl"):
         (jobs / name).touch()
     session = Session(Cache(tmp_path), host.detect(GpuPool([], "", [])), [], tmp_path, Journal(), lambda _: "")
-    slurm_engine.Collection(NODES, Account(session, {}), tmp_path).cancel()
+    slurm_engine.Collection(NODES, Account(session), tmp_path).cancel()
     assert sorted(path.name for path in jobs.iterdir()) == ["7_0_0_result.pkl", "7_0_submitted.pkl"]
