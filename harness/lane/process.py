@@ -87,9 +87,6 @@ class Log:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self.finish()
-
-    def finish(self) -> None:
         """Write the unfinished lines, a note on dropped bytes, and the tail."""
         for rest in self._rest.values():
             self._write(rest + b"\n" if rest else b"")
@@ -114,7 +111,7 @@ class Log:
 def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
     """Run a command until all its processes are gone.
 
-    `log` takes both streams as they come, and the caller finishes it; `lines` takes standard output.
+    `log` takes both streams as they come, and the caller closes it; `lines` takes standard output.
     """
     report, report_end = os.pipe()
     locks = os.pathsep.join(str(path) for path in command.locks)
