@@ -43,7 +43,6 @@ class Share:
     threads: int  # that libraries such as torch use for one computation
     processes: int  # in which the contract may compile kernels, or run cases, at once; no result depends on it
     visible: str  # the value of CUDA_VISIBLE_DEVICES; empty: no GPU
-    gate: Path | None = None  # the named pipe on which the contract asks for its GPUs alone; None: nobody shares them
 
 
 def make_folders(work: Path, caches: Path) -> Path:
@@ -73,7 +72,6 @@ def build(host: Mapping[str, str], work: Path, caches: Path, paths: list[Path], 
         **inherited,
         "CUDA_VISIBLE_DEVICES": share.visible,
         **({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if share.visible else {}),  # NVML's order
-        **({} if share.gate is None else {"REPRODUCER_GPU_GATE": str(share.gate)}),
         "OMP_NUM_THREADS": str(share.threads),
         "REPRODUCER_PROCESSES": str(share.processes),
         **{name: str(caches / folder) for name, folder in cache_variables.items()},

@@ -162,13 +162,12 @@ def _combined(script_end: Ended, contract_end: Ended) -> Ended:
 def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], timeout: float) -> process.Command:
     python = built_environment.interpreter(lane.cell.environment)
     gate = work / f"gate-{len(list(work.glob('gate-*')))}"  # each supervisor makes its own
-    share = replace(lane.share, gate=gate) if lane.has_gate else lane.share
     # The last folder is that of the kit, which contracts import.
     paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, files.REPOSITORY]
     return process.Command(
         arguments=(str(python), *arguments),
         environment={
-            **environment.build(os.environ, work, caches, paths, share),
+            **environment.build(os.environ, work, caches, paths, lane.share),
             "REPRODUCER_TREE": str(lane.tree.folder),
             "REPRODUCER_MODULES": ",".join(lane.modules),
             "REPRODUCER_LOADED": str(work / LOADED),
@@ -179,8 +178,8 @@ def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], t
         folder=work / "cwd",
         timeout=max(0.1, timeout),
         cancel=lane.cancel,
-        gate=gate,
         locks=lane.locks,
+        gate=gate if lane.has_gate else None,
     )
 
 

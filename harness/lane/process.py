@@ -40,9 +40,8 @@ class Command:
     timeout: float  # seconds of wall time
     #: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``
     cancel: int | None = None
-    #: the named pipe on which the command asks for its GPUs; the supervisor makes it if there are `locks`
-    gate: Path = Path(os.devnull)
     locks: tuple[Path, ...] = ()  # a file for each GPU that is shared with other lanes
+    gate: Path | None = None  # the named pipe, not made yet, on which the command asks for its GPUs alone
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
     """
     report, report_end = os.pipe()
     locks = os.pathsep.join(str(path) for path in command.locks)
-    settings = (str(command.timeout), str(report_end), str(command.gate), locks)
+    settings = (str(command.timeout), str(report_end), str(command.gate or ""), locks)
     supervisor = subprocess.Popen(
         [sys.executable, "-I", str(SUPERVISOR), *settings, *command.arguments],
         cwd=command.folder,

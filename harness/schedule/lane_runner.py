@@ -11,7 +11,7 @@ from harness.core import files, room, seal
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
-from harness.host.gpus import Device, place_name
+from harness.host.gpus import place_name
 from harness.lane import built_environment, lane
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
@@ -121,13 +121,10 @@ class Runner:
         watch = self.session.watch
         if watch is None:
             return self.attempt(task, prepared, devices, cancel)
-        entered: list[Device] = []
-        faults, busy = [], []
-        for device in devices:
-            fault, is_taken = watch.enter(device, measures=task.cell.measures)
-            faults += [(device.number, fault)] if fault else []
-            busy += [device.number] if is_taken and not fault else []
-            entered += [] if fault or is_taken else [device]
+        entries = [(device, *watch.enter(device, measures=task.cell.measures)) for device in devices]
+        faults = [(device.number, fault) for device, fault, _ in entries if fault]
+        busy = [device.number for device, fault, is_taken in entries if is_taken and not fault]
+        entered = [device for device, fault, is_taken in entries if not is_taken and not fault]
         result: LaneEnd | NoEnd = ABANDONED
         try:
             if not faults and not busy:

@@ -95,7 +95,7 @@ class Suite:
             python = str(built_environment.interpreter(self.cell.environment))
             options = (*OPTIONS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
             visible = ",".join(device.token for device in self.devices)
-            share = environment.Share(len(cores()), 1, visible, gate if self.devices else None)
+            share = environment.Share(len(cores()), 1, visible)
             paths = [copy / tree.source_root, layout.folder]
             command = process.Command(
                 arguments=(python, "-P", "-m", "pytest", *self.tests.arguments, *options),
@@ -109,8 +109,8 @@ class Suite:
                 },
                 folder=copy,
                 timeout=self.cell.timeout or self.tests.timeout_s,
-                gate=gate,
                 locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
+                gate=gate if self.devices else None,
             )
             seal = layout.lay_out()
             with Log(self.session.folder / f"{label}.log") as log:

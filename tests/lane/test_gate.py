@@ -60,14 +60,13 @@ def _together(
     ended: dict[str, Ended] = {}
 
     def run_lane(name: str, times: tuple[float, float, float], locks: tuple[str, ...]) -> None:
-        gate = folder / f"{name}.gate"
         command = Command(
             arguments=(sys.executable, "-c", PROBE, name, *map(str, times)),
-            environment={"REPRODUCER_GPU_GATE": str(gate), "SPANS": str(folder / "spans")},
+            environment={"SPANS": str(folder / "spans")},
             folder=folder,
             timeout=timeout,
-            gate=gate,
             locks=tuple(folder / lock for lock in locks),
+            gate=folder / f"{name}.gate",
         )
         with Log(folder / f"{name}.log") as log:
             ended[name] = process.run(command, log)
