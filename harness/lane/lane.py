@@ -65,11 +65,6 @@ class Lane:
         return bool(self.locks) and not self.cell.is_wrong_fix
 
     @property
-    def stops(self) -> bool:
-        """Whether it ends at the first failed check."""
-        return self.cell.is_wrong_fix and not self.cell.judges_all
-
-    @property
     def modules(self) -> tuple[str, ...]:
         """The import names of the modules under test."""
         return self.cell.pack.definition.upstream.modules
@@ -124,19 +119,19 @@ def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
     If the script raises on a wrong fix, the contract tells whether the code under test raised.
     """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
-    pack = lane.cell.pack
+    pack, stops = lane.cell.pack, lane.cell.is_wrong_fix and not lane.cell.judges_all
     contract, settings = pack.contract, pack.definition.ordinary
     launcher = () if settings is None else (str(ORDINARY),)
     arguments = (*launcher, str(pack.script), *(() if settings is None else (json.dumps(asdict(settings)),)))
     command = _command(lane, work, caches, ("-P", *arguments), lane.timeout)
     end = process.run(command, log, line)
     sentinel = script.read(line.text, end.status) if end.reason == "exited" and end.status >= 0 else none
-    refused = lane.stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
+    refused = stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
     contract_results = Results()
     failed = sentinel.verdict == LaneVerdict.ERROR
     raised = lane.cell.is_wrong_fix and failed and end.reason == "exited" and end.status == RAISED
     if contract.exists() and (not failed or raised) and not refused:
-        stop = ("-x",) if lane.stops else ()
+        stop = ("-x",) if stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(contract.parent), *stop, str(contract))
         command = _command(lane, work, caches, pytest, lane.timeout - end.seconds)
         contract_end = process.run(command, log)

@@ -136,15 +136,6 @@ def test_wrong_fixes_share_the_gpu_that_the_right_one_has_alone(toy: Cell) -> No
     assert not wrong[0].cell.measures, "nor is a GPU that another program uses refused"
 
 
-def test_more_ranks_than_cores_are_no_reason_to_wait_for_ever(toy: Cell) -> None:
-    places, wide = _places(2), _task(toy, "four ranks", 1.0, ranks=4, wrong=True)
-    queue = [wide, _task(toy, "other", 500.0)]
-    ((task, _),) = _taken(queue, places)
-    assert task.key == "four ranks"
-    del places.running[task.key]
-    assert _started(queue, places) == ["other"]
-
-
 def test_ranks_on_gpus_get_their_cores_before_lanes_that_need_no_gpu(toy: Cell) -> None:
     places = _places(2, 140.0, 140.0)
     first = _task(toy, "first", 9.0)
