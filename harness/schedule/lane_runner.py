@@ -97,9 +97,9 @@ class Runner:
         """Add the patched tree, made by the cell's own patch or by the first patch of the pack that applies."""
         pack, upstream, pristine = cell.pack, cell.pack.definition.upstream, prepared.pristine
         best = pack.patch_for(pristine.commit)
-        candidates = [cell.patch] if cell.patch else [best, *({pack.patch, pack.own_head_patch} - {best})]
-        if cell.source.is_pinned:
-            candidates = candidates[:1]
+        candidates = [cell.patch or best]
+        if not cell.fits_exactly:
+            candidates += {pack.patch, pack.own_head_patch} - {best}
         stale = f"{candidates[0].name} is missing: runner.py run --lane pristine shows the bug alone"
         stale = "" if candidates[0].exists() else stale
         for file in (path for path in candidates if path.exists()):
