@@ -28,7 +28,6 @@ from harness.schedule.slurm import AwayError, Settings
 from harness.schedule.slurm_node import TaskResult, Work
 from harness.schedule.task import expected_seconds
 from harness.verdict.outcome import Outcome, outcome_of_error
-from harness.verdict.pack_verdict import Judgement
 
 #: The most tasks of an array: Slurm's default limit (MaxArraySize) is 1001.
 MOST_TASKS = 1000
@@ -93,7 +92,6 @@ class Collection:
     settings: Settings
     account: Account  # the plan and the results
     folder: Path  # of the state
-    _cells: dict[tuple[str, ...], list[Cell]] = field(default_factory=dict)  # by the keys of their lanes
     _waiting: dict[str, Work] = field(default_factory=dict)  # the work of tasks without a result, by Slurm's name
     _ended_at: dict[str, float] = field(default_factory=dict)  # when such a task was first seen to have ended
     _last_told: str = ""
@@ -129,7 +127,6 @@ class Collection:
                 kind, jobs = self.settings.gpu_types.get(cell.gpu) or "", self._session.most_jobs * cell.stated.ranks
                 work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs)
                 works.setdefault(work.keys, work)
-                self._cells.setdefault(work.keys, []).append(cell)
         return works
 
     def _jobs(self) -> list[SlurmJob[TaskResult]]:
@@ -144,7 +141,7 @@ class Collection:
             try:
                 runner.prepare(work.cell)
             except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-                self._fail(work, outcome_of_error(error, work.cell).judgement)
+                self.account.fail(outcome_of_error(error, work.cell))
         return [work for work in works if work.cell.name not in self.account.results]
 
     def _submit(self, array: list[Work]) -> None:
@@ -168,10 +165,6 @@ class Collection:
         if not copy.exists():
             shutil.copytree(pack.inputs or pack.folder, copy)
         return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=copy)))
-
-    def _fail(self, work: Work, failure: Judgement) -> None:
-        for cell in self._cells[work.keys]:
-            self.account.fail(Outcome(cell, failure))
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
@@ -250,9 +243,8 @@ class Collection:
                 self._session.journal.append(end)  # its log is on disk
                 self._session.progress.end(end.key, account.count(end))
         if result.failure is not None:
-            self._fail(work, result.failure)
-        for cell in self._cells[work.keys]:
-            self.account.settle(cell)
+            account.fail(Outcome(work.cell, result.failure))
+        account.settle(work.cell)
 
     def cancel(self) -> None:
         """Take the results so far, and cancel the other tasks; another command submits them again."""

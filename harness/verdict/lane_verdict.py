@@ -6,7 +6,7 @@ import signal
 from pathlib import Path, PurePosixPath
 
 from harness.core.words import LaneVerdict, Role
-from harness.lane.lane import ABANDONED, RAISED, Lane, LaneRun
+from harness.lane.lane import RAISED, Lane, LaneRun
 from harness.lane.process import Ended
 from harness.lane.record import CheckLine, LaneRecord, UpstreamLine, check_names
 from harness.lane.script import NO_SENTINEL, STATUS, Script, last_exception
@@ -108,8 +108,6 @@ def abnormal_end(end: Ended, timeout: float) -> str:
     """Say how a process ended; empty where it exited by itself."""
     if end.reason == "timed out":
         return f"timed out after {timeout:g} s"
-    if end.reason == ABANDONED:
-        return ABANDONED
     if end.reason != "exited":
         return "its supervisor was killed"
     if end.status >= 0:
