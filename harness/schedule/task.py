@@ -37,7 +37,7 @@ class Task:
     after: tuple[str, ...] = ()
     seconds: float | None = None  # how long it took before; None without a receipt
     urgent: bool = False  # the last sweep did not run it
-    isolated: bool = False  # it shares no GPU: a GPU that it shared before had a fault
+    faults: int = 0  # how many of its runs a GPU with a fault ended; after one it shares no GPU
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class Task:
     @property
     def exclusive(self) -> bool:
         """Whether it shares neither a GPU nor (without one) the cores."""
-        return self.isolated or self.cell.exclusive
+        return self.faults > 0 or self.cell.exclusive
 
     @property
     def gpus(self) -> int:

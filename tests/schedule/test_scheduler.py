@@ -18,13 +18,13 @@ from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereEr
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
-from harness.schedule import scheduler
+from harness.schedule import lanes
 from harness.schedule import task as schedule_task
 from harness.schedule.account import Account
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared
+from harness.schedule.lanes import DRAIN_SECONDS, Scheduler
 from harness.schedule.queue import Devices
-from harness.schedule.scheduler import DRAIN_SECONDS, Scheduler
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.sweep import columns
@@ -163,7 +163,7 @@ def test_an_interruption_that_does_not_end_the_wait_is_seen_all_the_same(
             script.seconds = time.monotonic() - started
         return wait(futures, seconds, until)
 
-    monkeypatch.setattr(scheduler, "wait", waits)
+    monkeypatch.setattr(lanes, "wait", waits)
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)  # SIGINT may be ignored here, as in a nohup
     try:
         assert stage.run(script).interrupted
