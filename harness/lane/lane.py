@@ -18,10 +18,10 @@ from harness.host.host import Host
 from harness.lane import built_environment, environment, process, results, script
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
-from harness.lane.process import Ended, Log
+from harness.lane.process import Ended
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
-from harness.lane.script import LastLine, Script
+from harness.lane.script import Script
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 
@@ -78,8 +78,6 @@ class LaneRun:
     script: Script  # the sentinel of reproduce.py
     results: Results  # of contract.py; empty if there is none, or it did not run
     loaded: tuple[UpstreamLine, ...]  # the modules under test, by the witness
-    printed: str  # the standard output of reproduce.py
-    log: Path  # the file of the whole output
     #: why nothing of it counts: the witness's notes cannot be read, or the tree or the dependencies changed meanwhile
     problem: str = ""
 
@@ -90,7 +88,7 @@ def _cache_key(lane: Lane, host: Host) -> str:
     return files.key_of(lane.tree.key, lane.dependency_set.sha256, lane.cell.target, *toolchain)
 
 
-def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
+def run(cache: Cache, host: Host, lane: Lane) -> LaneRun:
     """Run one lane to its end.
 
     ChangedError: its tree or its dependencies had changed; they have been laid out anew.
@@ -100,9 +98,9 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
         seals = [layout.lay_out() for layout in layouts]
         built_environment.check(cache, lane.cell.environment)
         jit = nullcontext(work / "jit") if lane.cell.is_wrong_fix else jit_folder(cache, _cache_key(lane, host), work)
-        with jit as caches, Log(log) as output:
+        with jit as caches:
             environment.make_folders(work, caches)
-            lane_run = _run(lane, work, caches, output)
+            lane_run = _run(lane, work, caches)
         try:
             if lane_run.ended.reason != ABANDONED:
                 for layout, seal_before in zip(layouts, seals, strict=True):
@@ -113,19 +111,19 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     return lane_run
 
 
-def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
+def _run(lane: Lane, work: Path, caches: Path) -> LaneRun:
     """Run the script, and then the contract, unless the script failed or has refused a wrong fix.
 
     If the script raises on a wrong fix, the contract tells whether the code under test raised.
     """
-    line, none = LastLine(), Script(LaneVerdict.ERROR, "")
+    none = Script(LaneVerdict.ERROR, "")
     pack, stops = lane.cell.pack, lane.cell.is_wrong_fix and not lane.cell.judges_all
     contract, settings = pack.contract, pack.definition.ordinary
     launcher = () if settings is None else (str(ORDINARY),)
     arguments = (*launcher, str(pack.script), *(() if settings is None else (json.dumps(asdict(settings)),)))
     command = _command(lane, work, caches, ("-P", *arguments), lane.timeout)
-    end = process.run(command, log, line)
-    sentinel = script.read(line.text, end.status) if end.reason == "exited" and end.status >= 0 else none
+    end = process.run(command)
+    sentinel = script.read(end.last_line, end.status) if end.reason == "exited" and end.status >= 0 else none
     refused = stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
     contract_results = Results()
     failed = sentinel.verdict == LaneVerdict.ERROR
@@ -134,11 +132,11 @@ def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
         stop = ("-x",) if stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(contract.parent), *stop, str(contract))
         command = _command(lane, work, caches, pytest, lane.timeout - end.seconds)
-        contract_end = process.run(command, log)
+        contract_end = process.run(command)
         contract_results = results.read(work / RESULTS, contract_end.status, lane.cell.pack.definition.claims)
         end = _combined(end, contract_end)
     loaded, problem = results.read_loaded(work / LOADED)
-    return LaneRun(end, sentinel, contract_results, loaded, line.printed, log.path, problem)
+    return LaneRun(end, sentinel, contract_results, loaded, problem)
 
 
 def _combined(script_end: Ended, contract_end: Ended) -> Ended:
@@ -151,6 +149,8 @@ def _combined(script_end: Ended, contract_end: Ended) -> Ended:
         waited=script_end.waited + contract_end.waited,
         peak_memory=max(script_end.peak_memory, contract_end.peak_memory),
         left_behind=script_end.left_behind + contract_end.left_behind,
+        log=script_end.log + contract_end.log,
+        printed=script_end.printed,
     )
 
 

@@ -68,7 +68,6 @@ class Runner:
     """Lays out cells and runs lanes."""
 
     session: Session
-    scratch: Path  # the folder for output that is not scrubbed yet
 
     def prepare(self, cell: Cell) -> Prepared:
         """Fetch and unpack the trees and the dependencies of a cell.
@@ -177,9 +176,8 @@ class Runner:
                 visible=",".join(device.token for device in devices),
             ),
         )
-        raw = self.scratch / f"{task.key}.log"
         try:
-            run = lane.run(self.session.cache, self.session.host, spec, raw)
+            run = lane.run(self.session.cache, self.session.host, spec)
         finally:
             if cell.is_wrong_fix:  # no other lane uses its tree
                 seal.forget(self.session.cache, tree.KIND, source.key, self.session.cache.entry(tree.KIND, source.key))
@@ -188,7 +186,6 @@ class Runner:
         if spec.timeout < limit and run.ended.reason == "timed out":
             return NoEnd("the budget ended while it ran")
         record, log = self._record(task, prepared, spec, run)
-        raw.unlink(missing_ok=True)
         seconds = round(time.monotonic() - clock - run.ended.waited, 3)
         return replace(base, record=record, log=log, seconds=seconds)
 
@@ -197,9 +194,8 @@ class Runner:
         record = lane_verdict.record_of(spec, run)
         trees = {spec.tree.folder: "$TREE"}
         scrub = writer.scrubber(task.cell.pack, self.session.cache, self.session.host, prepared.dependency_set, trees)
-        raw = run.log.read_text("utf-8", errors="replace")
         try:
-            text: str = scrub.document(raw, "log", writer.without_lane_folders)
+            text: str = scrub.document(run.ended.log, "log", writer.without_lane_folders)
             record = scrub.document(record, "lane", writer.without_lane_folders)
         except PrivateTextError as error:
             status, seconds, tree_sha256 = record.exit_status, record.seconds, record.tree
@@ -209,7 +205,7 @@ class Runner:
             path = raw_log(self.session.folder, task.log)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o600)
-            path.write_text(raw, encoding="utf-8")
+            path.write_text(run.ended.log, encoding="utf-8")
         with room.guard(self.session.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
             files.write_atomic(self.session.folder / task.log, text)  # on disk before the journal names it
         return record, LogRecord(task.log, files.sha256_bytes(text.encode()))

@@ -53,8 +53,7 @@ def run(
     if plan is None:
         account.plan(cells)
     supervisor.adopt_orphans()
-    with session.cache.scratch("run-") as scratch:
-        Scheduler(account, Runner(session, scratch)).run()
+    Scheduler(account, Runner(session)).run()
     for cell in cells:  # also those whose lanes ended before, belong to another cell too, or were interrupted
         account.settle(cell, at_end=True)
     return account

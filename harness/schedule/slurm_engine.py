@@ -136,7 +136,7 @@ class Collection:
 
     def _lay_out(self, works: list[Work]) -> list[Work]:
         """Lay out trees and dependencies in the cache, since nodes have no network; return the work without errors."""
-        runner = Runner(self._session, self._session.folder)
+        runner = Runner(self._session)
         for work in works:
             try:
                 runner.prepare(work.cell)

@@ -53,7 +53,7 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
     end, results = run.ended, run.results
     verdict, reason = _judge(lane, run)
     if reason == NO_SENTINEL and end.status in FAILED:
-        reason += exception_text(run.log)
+        reason += exception_text(end.log)
     return LaneRecord(
         verdict=verdict,
         reason=reason,
@@ -70,7 +70,7 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
         claims=results.claims,
         waited=round(end.waited, 3),
         script=run.script.text,
-        printed=run.printed,
+        printed=end.printed,
     )
 
 
@@ -98,9 +98,9 @@ def unexplained_checks(checks: tuple[CheckLine, ...]) -> list[str]:
     return [f"check {check.name!r} is not judged and gives no reason" for check in without_reason]
 
 
-def exception_text(log: Path) -> str:
+def exception_text(log: str) -> str:
     """Return the exception of a script in brackets, or nothing: the last line that names a rank, else the last line."""
-    line = last_exception(log.read_text("utf-8", errors="replace"), of=": rank ")
+    line = last_exception(log, of=": rank ")
     return f" ({line[:MOST_SAID]})" if line else ""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.lane import process
-from harness.lane.process import Command, Ended, Log
+from harness.lane.process import Command, Ended
 
 pytestmark = pytest.mark.slow
 
@@ -68,8 +68,7 @@ def _together(
             locks=tuple(folder / lock for lock in locks),
             gate=folder / f"{name}.gate",
         )
-        with Log(folder / f"{name}.log") as log:
-            ended[name] = process.run(command, log)
+        ended[name] = process.run(command)
 
     threads = [threading.Thread(target=run_lane, args=lane) for lane in lanes]
     for thread, (name, _, locks) in zip(threads, lanes, strict=True):
