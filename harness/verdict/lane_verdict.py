@@ -53,7 +53,8 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
     end, results = run.ended, run.results
     verdict, reason = _judge(lane, run)
     if reason == NO_SENTINEL and end.status in FAILED:
-        reason += exception_text(end.log)
+        exception = last_exception(end.log, of=": rank ")  # of several ranks, one that is named
+        reason += f" ({exception[:MOST_SAID]})" if exception else ""
     return LaneRecord(
         verdict=verdict,
         reason=reason,
@@ -96,12 +97,6 @@ def unexplained_checks(checks: tuple[CheckLine, ...]) -> list[str]:
     """Name the checks that are not judged and give no reason."""
     without_reason = (check for check in checks if check.ok is None and not check.reason)
     return [f"check {check.name!r} is not judged and gives no reason" for check in without_reason]
-
-
-def exception_text(log: str) -> str:
-    """Return the exception of a script in brackets, or nothing: the last line that names a rank, else the last line."""
-    line = last_exception(log, of=": rank ")
-    return f" ({line[:MOST_SAID]})" if line else ""
 
 
 def abnormal_end(end: Ended, timeout: float) -> str:
