@@ -94,8 +94,8 @@ def command(
             cells = cells_of(copies, target, Request(timeout=shared.timeout), host, cache)
             if record and unseen:
                 campaign.refuse_second_sight(cells)
-            if len(journal):
-                base.progress.tell(f"going on: {len(journal)} lanes ended before")
+            if journal.ends:
+                base.progress.tell(f"going on: {len(journal.ends)} lanes ended before")
             session = replace(base, folder=folder, journal=journal, keep_raw=True)
             results = Campaign(session, folder / "patches", order).run(cells)
             if not _is_waiting(results):

@@ -89,7 +89,7 @@ def command(
         raise KeyboardInterrupt
     if errors:
         return Exit.WRONG_CALL
-    return int(change.worst_status([change.status(comparison.change) for comparison in comparisons]))
+    return int(change.status(comparison.change for comparison in comparisons))
 
 
 def _judgeable(

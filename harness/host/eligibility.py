@@ -23,10 +23,9 @@ class Planned:
 
 def strongest_evidence(host: Host, name: str, target: Target) -> Evidence | None:
     """Return the strongest evidence that pack.toml admits and this host can produce; None if there is none."""
-    for evidence in sorted(target.evidence, key=lambda kind: kind.rank):
-        if evidence != Evidence.EXECUTED or host.count(name) >= target.gpus:
-            return evidence
-    return None
+    executes = host.count(name) >= target.gpus
+    available = (evidence for evidence in target.evidence if executes or evidence != Evidence.EXECUTED)
+    return min(available, key=lambda evidence: evidence.rank, default=None)
 
 
 def version_mismatch(pack: Pack, host: Host) -> str:

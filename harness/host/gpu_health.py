@@ -42,22 +42,14 @@ def _leftovers(before: Reading, after: Reading) -> str:
     return f"{growth / 2**20:.0f} MiB did not come back" if growth > SLACK else ""
 
 
-def before(device: Device, *, measures: bool) -> tuple[Reading, str, str]:
-    """Read a GPU before its first lane; if the lane measures, first wait a while for other programs to end.
-
-    Return the reading, the GPU's fault, and the processes that occupy it; both texts are empty if the lane can begin.
-    """
+def before(device: Device, *, measures: bool) -> Reading:
+    """Read a GPU before its first lane; if the lane measures, first wait a while for other programs to end."""
     end = time.monotonic() + COURTESY
     while True:
         reading = gpus.read(device)
-        failure, occupants = fault(reading), _occupants(reading) if measures else ""
-        if failure or not occupants or time.monotonic() > end:
-            return reading, failure, occupants
+        if fault(reading) or not (measures and reading.processes) or time.monotonic() > end:
+            return reading
         time.sleep(POLL)
-
-
-def _occupants(reading: Reading) -> str:
-    return f"{len(reading.processes)} process(es) of another program" if reading.processes else ""
 
 
 def after(device: Device, idle: Reading, *, last: bool = True, patience: float = PATIENCE) -> str:
@@ -92,19 +84,21 @@ class GpuWatch:
         self._locks: dict[str, threading.Lock] = {}
         self._uses: dict[str, _Use] = {}
 
-    def enter(self, device: Device, *, measures: bool) -> tuple[str, str]:
-        """Count a lane that begins, unless its GPU has a fault or is occupied; return both as texts."""
+    def enter(self, device: Device, *, measures: bool) -> tuple[str, bool]:
+        """Count a lane that begins, unless its GPU has a fault, or another program uses it and the lane measures.
+
+        Return the fault, and whether the GPU is taken.
+        """
         with self._locks.setdefault(device.number, threading.Lock()):
             use = self._uses.get(device.number)
             if use is None:
-                reading, failure, occupants = before(device, measures=measures)
-                if failure or occupants:
-                    return failure, occupants
-                use = self._uses[device.number] = _Use(0, reading)
-            elif use.fault or (measures and use.reading.processes):
-                return use.fault, "" if use.fault else _occupants(use.reading)
-            use.lanes += 1
-            return "", ""
+                reading = before(device, measures=measures)
+                use = _Use(0, reading, fault(reading))
+            is_taken = measures and bool(use.reading.processes)
+            if not use.fault and not is_taken:
+                use.lanes += 1
+                self._uses[device.number] = use
+            return use.fault, is_taken
 
     def leave(self, device: Device, *, look: bool = True) -> str:
         """Count a lane that ended; return the fault that its GPU has, or had while this lane ran.

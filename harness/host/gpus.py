@@ -41,10 +41,11 @@ class Device:
     events: Any  # NVML's set of its critical Xid events; None if NVML has none
     is_instance: bool = False  # whether it is a MIG instance; a process can use only one of these
 
-    @property
-    def place(self) -> str:
-        """Its name in every output."""
-        return f"gpu {self.number}"
+
+def place_name(*devices: Device) -> str:
+    """Return the name of a lane's place in every output: ``gpu 0``, ``gpus 0,1`` or ``cpu``."""
+    numbers = ",".join(device.number for device in devices)
+    return f"gpu{'s' if len(devices) > 1 else ''} {numbers}" if numbers else "cpu"
 
 
 @dataclass(frozen=True)

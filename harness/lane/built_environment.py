@@ -46,11 +46,6 @@ def check(cache: Cache, folder: Path | None) -> None:
         )
 
 
-def prefix(folder: Path | None) -> str:
-    """Return the folder of an environment; for None, the runner's own."""
-    return str(folder or sys.prefix)
-
-
 def interpreter(folder: Path | None) -> Path:
     """Return the interpreter of an environment; for None, the runner's own."""
     return folder / "bin" / "python" if folder is not None else Path(sys.executable)

@@ -65,11 +65,6 @@ class Cell:
         return self.evidence
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every lane of its pack was requested."""
-        return self.lanes == pack_lanes(self.pack)
-
-    @property
     def measures(self) -> bool:
         """Whether its figures of time and memory count, so that nothing may disturb it; not for a wrong fix."""
         return self._tells_figures and (self.stated.measures or self.stated.exclusive)

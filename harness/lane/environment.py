@@ -21,7 +21,6 @@ INHERITED = {
     "CUDA_MPS_LOG_DIRECTORY",
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",
     "LANG",
     "LANGUAGE",
     "LC_ALL",
@@ -41,13 +40,9 @@ INHERITED_FAMILIES = re.compile(r"(NCCL|NVSHMEM|TORCH_SYMM_MEM)_(?!.*(KEY|TOKEN|
 class Share:
     """A lane's share of the host's cores and GPUs."""
 
-    threads: int = 1  # that libraries such as torch use for one computation
-    processes: int = 1  # in which the contract may compile kernels, or run cases, at once; no result depends on it
-    visible: str | None = None  # the value of CUDA_VISIBLE_DEVICES, by NVML's numbers; None: the host's own value
-    gate: Path | None = None  # the named pipe on which the contract asks for its GPUs alone; None: nobody shares them
-
-
-ONE_CORE = Share()
+    threads: int  # that libraries such as torch use for one computation
+    processes: int  # in which the contract may compile kernels, or run cases, at once; no result depends on it
+    visible: str  # the value of CUDA_VISIBLE_DEVICES; empty: no GPU
 
 
 def make_folders(work: Path, caches: Path) -> Path:
@@ -73,12 +68,10 @@ def build(host: Mapping[str, str], work: Path, caches: Path, paths: list[Path], 
         "CUDA_CACHE_PATH": "cuda",
         "XDG_CACHE_HOME": "other",
     }
-    gpus = {} if share.visible is None else {"CUDA_VISIBLE_DEVICES": share.visible}
-    gpus |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if share.visible else {}
     return {
         **inherited,
-        **gpus,
-        **({} if share.gate is None else {"REPRODUCER_GPU_GATE": str(share.gate)}),
+        "CUDA_VISIBLE_DEVICES": share.visible,
+        **({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if share.visible else {}),  # NVML's order
         "OMP_NUM_THREADS": str(share.threads),
         "REPRODUCER_PROCESSES": str(share.processes),
         **{name: str(caches / folder) for name, folder in cache_variables.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,14 +12,15 @@ from pathlib import Path
 from harness.core import files, seal
 from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
-from harness.core.words import Evidence, LaneVerdict
+from harness.core.words import LaneVerdict
 from harness.host.host import Host
 from harness.lane import built_environment, environment, process, results, script
 from harness.lane.cell import Cell
-from harness.lane.process import Ended, Log
+from harness.lane.environment import Share
+from harness.lane.process import Ended
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
-from harness.lane.script import LastLine, Script
+from harness.lane.script import Script
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 
@@ -45,26 +47,20 @@ class Lane:
 
     cell: Cell  # its pack and target
     tree: Tree  # the tree, patched or not
-    is_patched: bool
     dependency_set: DependencySet  # its name and members
     dependencies: Layout  # the folder of the set
     must_load: tuple[str, ...]  # files of the tree without which its verdict would be about something else
     #: files of the tree that the target runs, and that the patch, if there is one, changes: their hashes are recorded
     recorded: tuple[str, ...]
     timeout: float  # in seconds
+    share: Share  # of the host's cores and GPUs
     locks: tuple[Path, ...] = ()  # a file for each GPU that it shares with other lanes
     cancel: int | None = None  # a file descriptor; once it can be read, the lane is abandoned
-    share: environment.Share = environment.ONE_CORE  # of the host's cores, and of its GPUs if it executes
 
     @property
-    def has_wrong_fix(self) -> bool:
-        """Whether its tree has a wrong fix: then its times mean nothing, and it never asks for GPUs alone."""
-        return self.cell.is_wrong_fix and self.is_patched
-
-    @property
-    def stops(self) -> bool:
-        """Whether it ends at the first failed check."""
-        return self.has_wrong_fix and not self.cell.judges_all
+    def has_gate(self) -> bool:
+        """Whether it can ask for its GPUs alone: it shares them, and its times mean something."""
+        return bool(self.locks) and not self.cell.is_wrong_fix
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -80,21 +76,17 @@ class LaneRun:
     script: Script  # the sentinel of reproduce.py
     results: Results  # of contract.py; empty if there is none, or it did not run
     loaded: tuple[UpstreamLine, ...]  # the modules under test, by the witness
-    printed: str  # the standard output of reproduce.py
-    log: Path  # the file of the whole output
     #: why nothing of it counts: the witness's notes cannot be read, or the tree or the dependencies changed meanwhile
     problem: str = ""
 
 
 def _cache_key(lane: Lane, host: Host) -> str:
     """Return the key of the lane's JIT caches: no two trees, sets, targets or toolchains share them."""
-    prefix = built_environment.prefix(lane.cell.environment)
-    return files.key_of(
-        lane.tree.key, lane.dependency_set.sha256, lane.cell.target, prefix, host.python, host.torch, host.triton
-    )
+    toolchain = (lane.cell.environment or sys.prefix, host.python, host.torch, host.triton)
+    return files.key_of(lane.tree.key, lane.dependency_set.sha256, lane.cell.target, *toolchain)
 
 
-def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
+def run(cache: Cache, host: Host, lane: Lane) -> LaneRun:
     """Run one lane to its end.
 
     ChangedError: its tree or its dependencies had changed; they have been laid out anew.
@@ -103,10 +95,10 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
         built_environment.check(cache, lane.cell.environment)
-        jit = nullcontext(work / "jit") if lane.has_wrong_fix else jit_folder(cache, _cache_key(lane, host), work)
-        with jit as caches, Log(log) as output:
+        jit = nullcontext(work / "jit") if lane.cell.is_wrong_fix else jit_folder(cache, _cache_key(lane, host), work)
+        with jit as caches:
             environment.make_folders(work, caches)
-            lane_run = _run(lane, work, caches, output)
+            lane_run = _run(lane, work, caches)
         try:
             if lane_run.ended.reason != ABANDONED:
                 for layout, seal_before in zip(layouts, seals, strict=True):
@@ -117,37 +109,30 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     return lane_run
 
 
-def share_of(lane: Lane, gate: Path) -> environment.Share:
-    """Return a lane's share of the host, with a gate if other lanes use its GPUs."""
-    if lane.cell.evidence != Evidence.EXECUTED:
-        return replace(lane.share, visible="")
-    return replace(lane.share, gate=gate if lane.locks and not lane.has_wrong_fix else None)
-
-
-def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
+def _run(lane: Lane, work: Path, caches: Path) -> LaneRun:
     """Run the script, and then the contract, unless the script failed or has refused a wrong fix.
 
     If the script raises on a wrong fix, the contract tells whether the code under test raised.
     """
-    line, none = LastLine(), Script(LaneVerdict.ERROR, "")
-    pack = lane.cell.pack
+    none = Script(LaneVerdict.ERROR, "")
+    pack, stops = lane.cell.pack, lane.cell.is_wrong_fix and not lane.cell.judges_all
     contract = pack.contract
     command = _command(lane, work, caches, ("-P", str(pack.script)), lane.timeout)
-    end = process.run(command, log, line)
-    sentinel = script.read(line.text, end.status) if end.reason == "exited" and end.status >= 0 else none
-    refused = lane.stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
+    end = process.run(command)
+    sentinel = script.read(end.last_line, end.status) if end.reason == "exited" and end.status >= 0 else none
+    refused = stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
     contract_results = Results()
     failed = sentinel.verdict == LaneVerdict.ERROR
-    raised = lane.has_wrong_fix and failed and end.reason == "exited" and end.status == RAISED
+    raised = lane.cell.is_wrong_fix and failed and end.reason == "exited" and end.status == RAISED
     if contract.exists() and (not failed or raised) and not refused:
-        stop = ("-x",) if lane.stops else ()
+        stop = ("-x",) if stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(contract.parent), *stop, str(contract))
         command = _command(lane, work, caches, pytest, lane.timeout - end.seconds)
-        contract_end = process.run(command, log)
+        contract_end = process.run(command)
         contract_results = results.read(work / RESULTS, contract_end.status, lane.cell.pack.definition.claims)
         end = _combined(end, contract_end)
     loaded, problem = results.read_loaded(work / LOADED)
-    return LaneRun(end, sentinel, contract_results, loaded, line.printed, log.path, problem)
+    return LaneRun(end, sentinel, contract_results, loaded, problem)
 
 
 def _combined(script_end: Ended, contract_end: Ended) -> Ended:
@@ -160,6 +145,8 @@ def _combined(script_end: Ended, contract_end: Ended) -> Ended:
         waited=script_end.waited + contract_end.waited,
         peak_memory=max(script_end.peak_memory, contract_end.peak_memory),
         left_behind=script_end.left_behind + contract_end.left_behind,
+        log=script_end.log + contract_end.log,
+        printed=script_end.printed,
     )
 
 
@@ -171,7 +158,7 @@ def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], t
     return process.Command(
         arguments=(str(python), *arguments),
         environment={
-            **environment.build(os.environ, work, caches, paths, share_of(lane, gate)),
+            **environment.build(os.environ, work, caches, paths, lane.share),
             "REPRODUCER_TREE": str(lane.tree.folder),
             "REPRODUCER_MODULES": ",".join(lane.modules),
             "REPRODUCER_LOADED": str(work / LOADED),
@@ -182,8 +169,8 @@ def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], t
         folder=work / "cwd",
         timeout=max(0.1, timeout),
         cancel=lane.cancel,
-        gate=gate,
         locks=lane.locks,
+        gate=gate if lane.has_gate else None,
     )
 
 

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from harness.lane.script import LastLine
 
@@ -40,9 +39,8 @@ class Command:
     timeout: float  # seconds of wall time
     #: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``
     cancel: int | None = None
-    #: the named pipe on which the command asks for its GPUs; the supervisor makes it if there are `locks`
-    gate: Path = Path(os.devnull)
     locks: tuple[Path, ...] = ()  # a file for each GPU that is shared with other lanes
+    gate: Path | None = None  # the named pipe, not made yet, on which the command asks for its GPUs alone
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,9 @@ class Ended:
     peak_memory: int  # of its largest process, in bytes
     left_behind: int  # the number of processes that outlived it and were killed
     waited: float = 0.0  # seconds of the wait for its GPUs
+    log: str = ""  # what it printed on both streams; of a long output, the beginning and the end
+    printed: str = ""  # its standard output, as a report shows it
+    last_line: str = ""  # of its standard output, the last line that is not blank
 
 
 LOST = Ended("lost", -9, 0.0, 0, 0)
@@ -63,16 +64,11 @@ ABANDONED = Ended("abandoned", -9, 0.0, 0, 0)
 
 
 class Log:
-    """Writes both streams to one file in whole lines: the head at once, the tail at the end."""
+    """Keeps both streams in whole lines: of a long output, the beginning and the end."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the log file at `path`."""
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = path.open("wb")
+    def __init__(self) -> None:
         self._rest: dict[int, bytes] = {}
-        self._written = 0
-        self._tail = bytearray()
+        self._head, self._tail = bytearray(), bytearray()
         self._dropped = 0
 
     def feed(self, source: int, data: bytes) -> None:
@@ -81,44 +77,29 @@ class Log:
         if len(rest) > LONGEST_LINE:
             lines, newline, rest = lines + newline + rest, b"", b""
         self._rest[source] = rest
-        self._write(lines + newline)
+        self._keep(lines + newline)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.finish()
-
-    def finish(self) -> None:
-        """Write the unfinished lines, a note on dropped bytes, and the tail."""
+    def text(self) -> str:
+        """Return the lines, the unfinished ones last, with a note on dropped bytes; call it once, at the end."""
         for rest in self._rest.values():
-            self._write(rest + b"\n" if rest else b"")
-        if self._dropped:
-            self._stream.write(f"\n[... {self._dropped} bytes are left out here ...]\n".encode())
-        self._stream.write(self._tail)
-        self._stream.close()
+            self._keep(rest + b"\n" if rest else b"")
+        note = f"\n[... {self._dropped} bytes are left out here ...]\n" if self._dropped else ""
+        return (self._head + note.encode() + self._tail).decode(errors="replace")
 
-    def _write(self, data: bytes) -> None:
-        head = data[: max(0, HEAD - self._written)]
-        if head:
-            self._stream.write(head)
-            self._stream.flush()
-            self._written += len(head)
+    def _keep(self, data: bytes) -> None:
+        head = data[: HEAD - len(self._head)]
+        self._head += head
         self._tail += data[len(head) :]
-        surplus = len(self._tail) - TAIL
-        if surplus > 0:
-            del self._tail[:surplus]
-            self._dropped += surplus
+        surplus = max(0, len(self._tail) - TAIL)
+        del self._tail[:surplus]
+        self._dropped += surplus
 
 
-def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
-    """Run a command until all its processes are gone.
-
-    `log` takes both streams as they come, and the caller finishes it; `lines` takes standard output.
-    """
+def run(command: Command) -> Ended:
+    """Run a command until all its processes are gone."""
     report, report_end = os.pipe()
     locks = os.pathsep.join(str(path) for path in command.locks)
-    settings = (str(command.timeout), str(report_end), str(command.gate), locks)
+    settings = (str(command.timeout), str(report_end), str(command.gate or ""), locks)
     supervisor = subprocess.Popen(
         [sys.executable, "-I", str(SUPERVISOR), *settings, *command.arguments],
         cwd=command.folder,
@@ -131,16 +112,15 @@ def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
     )
     os.close(report_end)
     try:
-        return _read(supervisor, report, command, log, lines)
+        return _read(supervisor, report, command)
     finally:
         _end(supervisor)
         os.close(report)
 
 
-def _read(
-    supervisor: subprocess.Popen[bytes], report: int, command: Command, log: Log, lines: LastLine | None
-) -> Ended:
+def _read(supervisor: subprocess.Popen[bytes], report: int, command: Command) -> Ended:
     """Read until the supervisor has reported and its pipes end, or until its deadline."""
+    log, output = Log(), LastLine()
     deadline = time.monotonic() + command.timeout + GRACE + (LONGEST_WAIT if command.locks else 0.0)
     ended, cancel = LOST, command.cancel
     with selectors.DefaultSelector() as selector:
@@ -162,9 +142,9 @@ def _read(
                     unread -= 1
                 else:
                     log.feed(key.fd, data)
-                    if lines is not None and key.fileobj is supervisor.stdout:
-                        lines.feed(data)
-    return ended
+                    if key.fileobj is supervisor.stdout:
+                        output.feed(data)
+    return replace(ended, log=log.text(), printed=output.printed, last_line=output.text)
 
 
 def _end(supervisor: subprocess.Popen[bytes]) -> None:

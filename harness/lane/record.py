@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role
@@ -39,6 +40,11 @@ class CheckLine:
     ok: bool | None
     reason: str = ""
     seconds: float = 0.0  # of its setup, call and teardown
+
+
+def check_names(checks: Iterable[CheckLine], role: Role, *, ok: bool) -> tuple[str, ...]:
+    """Name the checks of one role that were right (`ok`), or those that were wrong."""
+    return tuple(check.name for check in checks if check.role == role and check.ok is ok)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ the runner was interrupted or killed, the supervisor kills the command. It write
 the command), ``seconds`` (without the wait for its GPUs), ``waited`` (seconds of that wait), ``peak_memory`` (bytes,
 the largest process).
 
-LOCKS names a file for each GPU that the lane shares with others (separated by ``:``; empty if it shares none), and
-GATE a named pipe. The lane holds each lock shared while it runs. A command that reads GATE to its end waits until
-this lane holds the locks alone; the next time it reads GATE, until they are shared again. The time-out stands still
-meanwhile.
+LOCKS names a file for each GPU that the lane shares with others (separated by ``:``; empty if it shares none). The lane
+holds each lock shared while it runs. GATE is the path of a named pipe, which the supervisor makes; the command finds it
+in REPRODUCER_GPU_GATE. A command that reads it to its end waits until this lane holds the locks alone; the next time,
+until they are shared again. The time-out stands still meanwhile. With an empty GATE no command can ask.
 """
 
 from __future__ import annotations
@@ -205,19 +205,19 @@ def main() -> None:
     os.set_blocking(wakeup_end, False)
     signal.set_wakeup_fd(wakeup_end)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    gate: Gate | None = None
-    if locks:
+    gate = Gate(pipe, locks.split(os.pathsep) if locks else [])
+    while not gate.share():
+        if runner_is_gone(POLL):
+            return
+    if pipe:
         os.mkfifo(pipe, 0o600)
-        gate = Gate(pipe, locks.split(os.pathsep))
-        while not gate.share():
-            if runner_is_gone(POLL):
-                return
+        os.environ["REPRODUCER_GPU_GATE"] = pipe
     started = time.monotonic()
     child = start(command)
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # the pipes belong to the command alone: they end when its last process does
     os.dup2(quiet, 2)
-    reason, waited = wait(child, timeout, wakeup, gate)
+    reason, waited = wait(child, timeout, wakeup, gate if pipe else None)
     seconds = time.monotonic() - started
     status, left_behind = kill_all(child)
     report_line = {

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from harness.core import markdown
 from harness.core.words import LaneVerdict, Role
+from harness.lane.record import check_names
 from harness.receipt import figures, strength
 from harness.receipt.redaction import PrivateTextError, Scrubber
 from harness.report import links
 from harness.upstream.source import commit_of
-from harness.verdict import change, pack_verdict
+from harness.verdict import pack_verdict
 from harness.versions.two_trees import BASE, HEAD, Compared
 
 #: Names of checks in one line; further checks are counted.
@@ -64,7 +65,8 @@ def _trees_line(comparison: Compared, scrub: Scrubber) -> str:
         if side.verdict in UNJUDGED:
             parts.append(f"{name}: {_as_code(side.reason or 'no reason', scrub)}")
             continue
-        wrong_names = change.failed(side.record, Role.DEFECT) + change.failed(side.record, Role.CONTROL)
+        checks = side.record.checks if side.record else ()
+        wrong_names = check_names(checks, Role.DEFECT, ok=False) + check_names(checks, Role.CONTROL, ok=False)
         parts += [f"wrong in {name}: {_name_list(wrong_names, scrub)}"] if wrong_names else []
     base, head = (side.record if side.verdict not in UNJUDGED else None for _, side in sides)
     figure = figures.leading(comparison.pack.definition.leading_figure, base, head)

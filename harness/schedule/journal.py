@@ -14,7 +14,6 @@ from typing import Self
 
 from harness.core import files, room, strict_json, structure
 from harness.core.errors import HarnessError
-from harness.core.words import LaneVerdict
 from harness.lane.record import LaneEnd
 from harness.receipt import receipt
 
@@ -30,7 +29,7 @@ class Journal:
         A lane has ended if its line is complete and its log has the sha256 of the line. Other lanes run again.
         """
         self._path = path
-        self._ends: dict[str, LaneEnd] = {}
+        self.ends: dict[str, LaneEnd] = {}  # by the keys of their lanes
         self._lock = threading.Lock()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,29 +46,14 @@ class Journal:
         if self._path is not None:
             os.close(self._descriptor)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._ends
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def read(self, key: str) -> LaneEnd | None:
-        """Return the end of a lane, or None if it has not ended."""
-        return self._ends.get(key)
-
-    def verdict(self, key: str) -> LaneVerdict | None:
-        """Return the verdict of a lane, or None if it has not ended or its patch does not apply."""
-        end = self._ends.get(key)
-        return end.verdict if end else None
-
     def append(self, end: LaneEnd) -> None:
         """Store the end of a lane, on disk before this returns. ValueError is raised if the lane has ended before."""
         with self._lock:
-            if end.key in self._ends:
+            if end.key in self.ends:
                 raise ValueError(f"{end.task} has ended already")
             if self._path is not None:
                 self._write(self._path.parent, end)
-            self._ends[end.key] = end
+            self.ends[end.key] = end
 
     def _write(self, folder: Path, end: LaneEnd) -> None:
         data = (json.dumps({"schema": SCHEMA, **asdict(end)}, ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -90,7 +74,7 @@ class Journal:
         for line in lines.split(b"\n") if newline else ():
             end = _parse(path.parent, line)
             if end is not None:
-                self._ends.setdefault(end.key, end)
+                self.ends.setdefault(end.key, end)
 
 
 def _parse(folder: Path, data: bytes) -> LaneEnd | None:

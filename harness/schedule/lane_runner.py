@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import time
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 from harness.core import files, room, seal
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
-from harness.host.gpus import Device
+from harness.host.gpus import place_name
 from harness.lane import built_environment, lane
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
@@ -20,7 +19,7 @@ from harness.lane.lane import Lane, LaneRun
 from harness.lane.record import LaneEnd, LaneRecord, LogRecord
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
-from harness.schedule.queue import Placement
+from harness.schedule.queue import Devices
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
@@ -51,19 +50,17 @@ class Prepared:
     dependencies: Layout  # the folder of the dependency set
 
 
-class Stopped(Enum):
-    """Why a lane that began has no result: the command was interrupted, or the budget ended."""
-
-    ABANDONED = "abandoned"
-    CUT = "the budget ended while it ran"
-
-
 @dataclass(frozen=True)
-class Unfit:
-    """A lane that has to run again, on other GPUs."""
+class NoEnd:
+    """A lane without a result: it is given up, it has to run again on other GPUs, or the command was interrupted."""
 
+    reason: str = ""  # why it is given up
     faults: tuple[tuple[str, str], ...] = ()  # the number of each faulty GPU, with its fault
     busy: tuple[str, ...] = ()  # the numbers of GPUs that another program uses, if the lane measures
+
+
+#: Of a lane that was interrupted, with the command.
+ABANDONED = NoEnd()
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,6 @@ class Runner:
     """Lays out cells and runs lanes."""
 
     session: Session
-    scratch: Path  # the folder for output that is not scrubbed yet
-    cancel: int | None = None  # a file descriptor: every lane is abandoned once it can be read
 
     def prepare(self, cell: Cell) -> Prepared:
         """Fetch and unpack the trees and the dependencies of a cell.
@@ -101,9 +96,9 @@ class Runner:
         """Add the patched tree, made by the cell's own patch or by the first patch of the pack that applies."""
         pack, upstream, pristine = cell.pack, cell.pack.definition.upstream, prepared.pristine
         best = pack.patch_for(pristine.commit)
-        candidates = [cell.patch] if cell.patch else [best, *({pack.patch, pack.own_head_patch} - {best})]
-        if cell.source.is_pinned:
-            candidates = candidates[:1]
+        candidates = [cell.patch or best]
+        if not cell.fits_exactly:
+            candidates += {pack.patch, pack.own_head_patch} - {best}
         stale = f"{candidates[0].name} is missing: runner.py run --lane pristine shows the bug alone"
         stale = "" if candidates[0].exists() else stale
         for file in (path for path in candidates if path.exists()):
@@ -117,37 +112,30 @@ class Runner:
             return replace(prepared, patched=patched, patch=file.name, must_load=must_load)
         return replace(prepared, patch=candidates[0].name, stale=stale)
 
-    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Unfit:
-        """Run a lane on GPUs that are healthy before it and after it."""
-        folder = self.session.locks or self.session.cache.root / "locks"
-        shared = () if task.exclusive else placement.devices  # an exclusive lane needs no lock
-        locks = tuple(folder / f"gpu-{files.key_of(device.token)}.lock" for device in shared)
-        if locks:
-            folder.mkdir(parents=True, exist_ok=True)
+    def run(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd | NoEnd:
+        """Run a lane on GPUs that are healthy before it and after it.
+
+        `cancel` is a file descriptor: the lane is abandoned once it can be read.
+        """
         watch = self.session.watch
         if watch is None:
-            return self.attempt(task, prepared, placement, locks)
-        entered: list[Device] = []
-        faults, busy = [], []
-        for device in placement.devices:
-            fault, user = watch.enter(device, measures=task.cell.measures)
-            faults += [(device.number, fault)] if fault else []
-            busy += [device.number] if user else []
-            entered += [] if fault or user else [device]
-        result: LaneEnd | Stopped = Stopped.ABANDONED
+            return self.attempt(task, prepared, devices, cancel)
+        entries = [(device, *watch.enter(device, measures=task.cell.measures)) for device in devices]
+        faults = [(device.number, fault) for device, fault, _ in entries if fault]
+        busy = [device.number for device, fault, is_taken in entries if is_taken and not fault]
+        entered = [device for device, fault, is_taken in entries if not is_taken and not fault]
+        result: LaneEnd | NoEnd = ABANDONED
         try:
             if not faults and not busy:
-                result = self.attempt(task, prepared, placement, locks)
+                result = self.attempt(task, prepared, devices, cancel)
         finally:
             for device in entered:
-                fault = watch.leave(device, look=result != Stopped.ABANDONED)
+                fault = watch.leave(device, look=result != ABANDONED)
                 faults += [(device.number, fault)] if fault else []
-        return Unfit(tuple(faults), tuple(busy)) if faults or busy else result
+        return NoEnd("", tuple(faults), tuple(busy)) if faults or busy else result
 
-    def attempt(
-        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
-    ) -> LaneEnd | Stopped:
-        """Run a lane to its end; `locks` has a file for each GPU that the lane shares."""
+    def attempt(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd | NoEnd:
+        """Run a lane to its end."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
         cell, is_patched = task.cell, task.lane == LaneName.PATCHED
         base = LaneEnd(
@@ -156,9 +144,9 @@ class Runner:
             lane=task.lane,
             started=started.isoformat(timespec="milliseconds"),
             seconds=0.0,
-            place=placement.name,
+            place=place_name(*devices),
             host=self.session.host,
-            gpus=tuple(device.gpu for device in placement.devices),
+            gpus=tuple(device.gpu for device in devices),
             version=prepared.pristine.version,
             tree=prepared.pristine.sha256,
             patch=prepared.patch if is_patched else "",
@@ -169,32 +157,35 @@ class Runner:
             return replace(base, stale=prepared.stale)
         limit = cell.timeout or cell.stated.timeout_s
         remaining = self.session.stop_at - clock if self.session.stop_at is not None else limit
-        visible = ",".join(device.token for device in placement.devices) or None
+        locks = self.session.locks or self.session.cache.root / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        shared = () if task.exclusive else devices  # an exclusive lane needs no lock
         spec = Lane(
             cell=cell,
             tree=source,
-            is_patched=is_patched,
             dependency_set=prepared.dependency_set,
             dependencies=prepared.dependencies,
             must_load=prepared.must_load if is_patched else (),
             recorded=prepared.must_load or prepared.loads,
             timeout=max(0.1, min(limit, remaining)),
-            locks=locks,
-            cancel=self.cancel,
-            share=Share(self.session.threads_of_lane, min(task.processes, len(this_host.cores())), visible),
+            locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in shared),
+            cancel=cancel,
+            share=Share(
+                threads=self.session.threads_of_lane,
+                processes=min(task.processes, len(this_host.cores())),
+                visible=",".join(device.token for device in devices),
+            ),
         )
-        raw = self.scratch / f"{task.key}.log"
         try:
-            run = lane.run(self.session.cache, self.session.host, spec, raw)
+            run = lane.run(self.session.cache, self.session.host, spec)
         finally:
-            if spec.has_wrong_fix:  # no other lane uses its tree
+            if cell.is_wrong_fix:  # no other lane uses its tree
                 seal.forget(self.session.cache, tree.KIND, source.key, self.session.cache.entry(tree.KIND, source.key))
         if run.ended.reason == lane.ABANDONED:
-            return Stopped.ABANDONED
+            return ABANDONED
         if spec.timeout < limit and run.ended.reason == "timed out":
-            return Stopped.CUT
+            return NoEnd("the budget ended while it ran")
         record, log = self._record(task, prepared, spec, run)
-        raw.unlink(missing_ok=True)
         seconds = round(time.monotonic() - clock - run.ended.waited, 3)
         return replace(base, record=record, log=log, seconds=seconds)
 
@@ -203,9 +194,8 @@ class Runner:
         record = lane_verdict.record_of(spec, run)
         trees = {spec.tree.folder: "$TREE"}
         scrub = writer.scrubber(task.cell.pack, self.session.cache, self.session.host, prepared.dependency_set, trees)
-        raw = run.log.read_text("utf-8", errors="replace")
         try:
-            text: str = scrub.document(raw, "log", writer.without_lane_folders)
+            text: str = scrub.document(run.ended.log, "log", writer.without_lane_folders)
             record = scrub.document(record, "lane", writer.without_lane_folders)
         except PrivateTextError as error:
             status, seconds, tree_sha256 = record.exit_status, record.seconds, record.tree
@@ -215,7 +205,7 @@ class Runner:
             path = raw_log(self.session.folder, task.log)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o600)
-            path.write_text(raw, encoding="utf-8")
+            path.write_text(run.ended.log, encoding="utf-8")
         with room.guard(self.session.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
             files.write_atomic(self.session.folder / task.log, text)  # on disk before the journal names it
         return record, LogRecord(task.log, files.sha256_bytes(text.encode()))

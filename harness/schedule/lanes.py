@@ -1,125 +1,234 @@
-"""The lanes of a command's cells: plan and run them, judge each cell once, and write its receipt once."""
+"""The lanes of a command, on this host: started as places become free, the longest first, until none can be run.
+
+Every verb that runs lanes uses this module. `run`, `sweep` and `versions` differ in their cells, in whether the journal
+is on disk, and in whether GPUs are watched.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
+from typing import Any, TypeVar
 
-from harness.core.errors import HarnessError
-from harness.core.words import LaneVerdict
+from harness.core.words import LaneName, LaneVerdict
+from harness.host.gpus import place_name
 from harness.lane import supervisor
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
-from harness.receipt import writer
-from harness.schedule.lane_runner import Runner
-from harness.schedule.scheduler import Account, Scheduler
-from harness.schedule.session import Session
-from harness.schedule.task import Task, seconds_of, tasks, unique
-from harness.upstream import dependencies
-from harness.verdict import pack_verdict
-from harness.verdict.outcome import Outcome, outcome_of_error
-from harness.verdict.pack_verdict import Judgement
+from harness.schedule.account import Account
+from harness.schedule.lane_runner import NoEnd, Prepared, Runner
+from harness.schedule.queue import Devices, Places, Rank, rank
+from harness.schedule.session import GpuFault, Session
+from harness.schedule.task import Task, expected_seconds, lower_bound_seconds
+from harness.verdict.outcome import outcome_of_error
 
-#: The ends that each run of a cell needs, None for a lane that has not ended.
-Runs = list[list[LaneEnd | None]]
-#: The lanes of each cell by its name.
-Plan = dict[str, list[Task]]
-
-
-def make_plan(session: Session, cells: list[Cell]) -> Plan:
-    """List the lanes of each cell, with their known durations."""
-    durations = {pack.name: seconds_of(pack) for pack in {cell.pack.name: cell.pack for cell in cells}.values()}
-    plan: Plan = {}
-    for cell in cells:
-        urgent = cell.name in session.urgent
-        plan[cell.name] = tasks(cell, session.host, session.repeat, durations[cell.pack.name], urgent=urgent)
-    return plan
+Result = TypeVar("Result")
+#: The longest wait of the main thread, in seconds. Python runs signal handlers there between bytecodes: a signal that
+#: comes just before the wait, or in another thread, does not end the wait.
+POLL_SECONDS = 0.5
+#: How many cells are laid out at once, beside the lanes.
+PREPARING = 4
+#: After so many faults of its GPUs a lane is given up.
+MAX_FAULTS = 2
+#: How many seconds an interrupted command waits for its lanes to end.
+DRAIN_SECONDS = 30.0
 
 
-def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Plan | None = None) -> Account:
-    """Run the lanes that have not ended, and settle each cell. Without `receipts` no receipt is written.
+def run(
+    session: Session, cells: list[Cell], *, receipts: bool = True, plan: dict[str, list[Task]] | None = None
+) -> Account:
+    """Run the lanes that have not ended, and judge each cell. Without `receipts` no receipt is written.
 
     `plan` replaces the plan of this host: a node of a cluster uses that of the login node.
     """
-    account = Account(faults=list(session.faults), planned=plan or make_plan(session, cells))
-    settling = Settling(session, account, receipts)
+    account = Account(session, receipts, plan or {})
+    if plan is None:
+        account.plan(cells)
     supervisor.adopt_orphans()
-    with ExitStack() as stack:
-        scratch = stack.enter_context(session.cache.scratch("run-"))
-        cancel, cancel_end = os.pipe()  # lanes watch its first end, and are abandoned once the second is closed
-        stack.callback(os.close, cancel)
-        scheduler = Scheduler(session, Runner(session, scratch, cancel), settling.settle, account)
-        scheduler.run(unique(chain.from_iterable(account.planned.values())), cancel_end)
+    Scheduler(account, Runner(session)).run()
     for cell in cells:  # also those whose lanes ended before, belong to another cell too, or were interrupted
-        settling.settle(cell, at_end=True)
+        account.settle(cell, at_end=True)
     return account
 
 
-def _lacks_an_end(runs: Runs) -> bool:
-    return any(None in run for run in runs)
+def _in_thread(work: Callable[[], Result]) -> Future[Result]:
+    """Run `work` in a daemon thread, which ends with the command."""
+    future: Future[Result] = Future()
 
-
-@dataclass(frozen=True)
-class Settling:
-    """Judges each cell once, by the ends of its lanes, and writes its receipt once."""
-
-    session: Session
-    account: Account  # has the plan, and takes the outcomes
-    receipts: bool = True  # whether receipts are written
-
-    def settle(self, cell: Cell, *, at_end: bool = False) -> None:
-        """Settle a cell if all its lanes have ended; with `at_end` settle any cell, by its complete runs."""
-        results = self.account.results
-        if cell.name in results:
-            return
-        runs = self._runs(cell)
-        if not at_end and _lacks_an_end(runs):
-            return
+    def run() -> None:
         try:
-            outcome = self._judge(cell, runs)
-            if outcome is not None:
-                results[cell.name] = self._write_receipt(outcome) if self.receipts else outcome
-        except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-            results[cell.name] = outcome_of_error(error, cell)
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the future raises it again
+            future.set_exception(error)
 
-    def missing(self, cell: Cell) -> bool:
-        """Whether a run needs the end of a lane that has not ended."""
-        return _lacks_an_end(self._runs(cell))
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
-    def _runs(self, cell: Cell) -> Runs:
-        """List the ends that each run needs. The second lane of a pair is needed only if the first shows the bug."""
-        tasks, width, runs = self.account.planned[cell.name], len(cell.lanes), []
-        for start in range(0, len(tasks), width):
-            first, *rest = (self.session.journal.read(task.key) for task in tasks[start : start + width])
-            is_reproduced = first is not None and first.verdict == LaneVerdict.BUG_REPRODUCED
-            runs.append([first, *rest] if is_reproduced else [first])
-        return runs
 
-    def _judge(self, cell: Cell, needed: Runs) -> Outcome | None:
-        """Judge a cell by its complete runs; None if it has none."""
-        if cell.evidence is None:
-            return Outcome(cell, Judgement(cell.verdict, cell.reason))
-        runs = tuple(tuple(end for end in run if end is not None) for run in needed if None not in run)
-        if not runs:
-            return None
-        judgement, agreeing = pack_verdict.judge_runs(runs, cell.about)
-        cache, definition, tag = self.session.cache, cell.pack.definition, self.session.host.python_tag
-        members = dependencies.requested_set(cache, definition, cell.dependencies, cell.stated.dependencies, tag)
-        return Outcome(cell, judgement, runs, agreeing, members)
+@dataclass
+class Scheduler:
+    """Runs the lanes of one command: each lane in a thread of its own, every decision in the main thread."""
 
-    def _write_receipt(self, outcome: Outcome) -> Outcome:
-        """Write the receipt of a cell into the run folder; return the outcome with its path, or with the problem."""
-        if not outcome.lanes:
-            return outcome
-        cell, session = outcome.cell, self.session
+    account: Account  # the lanes to run, and what becomes of them
+    runner: Runner
+    _layouts: dict[Future[Prepared], Cell] = field(default_factory=dict)
+    _lanes: dict[Future[LaneEnd | NoEnd], Task] = field(default_factory=dict)
+    _to_lay_out: deque[Cell] = field(default_factory=deque)
+    _prepared: dict[str, Prepared] = field(default_factory=dict)
+    #: by its key, each lane that has neither ended nor been given up, after the lanes that it waits for
+    _open: dict[str, Task] = field(default_factory=dict)
+    _ranks: dict[str, Rank] = field(default_factory=dict)  # the place of each lane in the order, by its key
+
+    def __post_init__(self) -> None:
+        self._session = self.account.session
+        self._cancel, self._cancel_end = os.pipe()  # once the second end is closed, lanes that watch the first end
+        self._places = Places(self._session.most_jobs, list(self._session.devices))
+
+    def run(self) -> None:
+        """Run every lane that has not ended before, each once: two cells may share lanes."""
+        for task in chain.from_iterable(self.account.planned.values()):
+            self._open.setdefault(task.key, task)
+        pending = [task for task in self._open.values() if task.key not in self._session.journal.ends]
+        self.account.resumed = len(self._open) - len(pending)
+        self.account.total = len(pending)
+        self._open = {task.key: task for task in pending}
+        dependent_seconds: defaultdict[str, float] = defaultdict(float)
+        for task in pending:
+            for key in task.after:
+                dependent_seconds[key] += expected_seconds(task)
+        self._ranks = {task.key: rank(task, dependent_seconds[task.key]) for task in pending}
+        self._session.progress.begin(len(pending), lower_bound_seconds(pending, self._places.jobs))
+        pending.sort(key=lambda task: (not task.urgent, -expected_seconds(task)))
+        self._to_lay_out.extend({task.cell.name: task.cell for task in pending}.values())
+        for _ in range(PREPARING):
+            self._lay_out_next()
         try:
-            with writer.translate_disk_errors():
-                logs = {end.lane: (session.folder / end.log.file).read_text("utf-8") for end in outcome.last if end.log}
-                folder = session.folder / (cell.column or "receipts") / cell.pack.name
-                return replace(
-                    outcome, receipt=writer.write(outcome, session.cache, session.command(cell), folder, logs)
-                )
-        except HarnessError as error:
-            return replace(outcome, problem=str(error))
+            while self._layouts or self._lanes:
+                ended = self._await(POLL_SECONDS)
+                self._start_lanes()
+                for cell in ended:
+                    self.account.settle(cell)
+        except KeyboardInterrupt:
+            self.account.interrupted = True
+        finally:
+            os.close(self._cancel_end)
+            self._to_lay_out.clear()
+            wait(self._lanes, DRAIN_SECONDS)
+            self._await(0.0)
+            os.close(self._cancel)
+        for task in self._open.values():
+            reason = "interrupted" if self.account.interrupted else self._places.never(task) or "nothing could take it"
+            self.account.not_run.setdefault(task.key, reason)
+
+    def _await(self, seconds: float) -> list[Cell]:
+        """Wait up to `seconds` for a lane or a layout to end, and handle those that have; return the lanes' cells."""
+        running: list[Future[Any]] = [*self._layouts, *self._lanes]
+        done = wait(running, seconds, FIRST_COMPLETED).done
+        for layout in [layout for layout in self._layouts if layout in done]:
+            self._handle_layout(self._layouts.pop(layout), layout)
+        ended = []
+        for lane in [lane for lane in self._lanes if lane in done]:
+            task = self._lanes.pop(lane)
+            ended.append(task.cell)
+            self._handle_lane(task, lane)
+        return ended
+
+    def _lay_out_next(self) -> None:
+        if self._to_lay_out:
+            cell = self._to_lay_out.popleft()
+            self._layouts[_in_thread(partial(self.runner.prepare, cell))] = cell
+
+    def _handle_layout(self, cell: Cell, layout: Future[Prepared]) -> None:
+        self._lay_out_next()
+        error = layout.exception()
+        if error is None:
+            self._prepared[cell.name] = layout.result()
+        else:
+            self.account.fail(outcome_of_error(error, cell))
+            self._open = {key: task for key, task in self._open.items() if task.cell.name != cell.name}
+
+    def _start_lanes(self) -> None:
+        """Start each lane that may start and has a place."""
+        while (start := self._places.take(self._ready())) is not None:
+            task, devices = start
+            self._session.progress.start(task.key, f"{task.name} on {place_name(*devices)}", task.seconds)
+            self._lanes[_in_thread(partial(self._run_lane, task, devices))] = task
+
+    def _ready(self) -> list[Task]:
+        """List the lanes that may start, in their order; drop those that are not needed, or exceed the budget."""
+        ready = []
+        for task in list(self._open.values()):
+            is_laid_out = task.cell.name in self._prepared
+            if is_laid_out and task.key not in self._places.running and self._open.keys().isdisjoint(task.after):
+                if not self._is_needed(task):
+                    del self._open[task.key]
+                elif reason := self._over_budget(task):
+                    self._give_up(task, reason)
+                else:
+                    ready.append(task)
+        return sorted(ready, key=lambda task: self._ranks[task.key])
+
+    def _is_needed(self, task: Task) -> bool:
+        """Whether a task is not the second of a pair whose first lane is over, and did not show the bug."""
+        is_second = task.lane == LaneName.PATCHED and LaneName.PRISTINE in task.cell.lanes
+        end = self._session.journal.ends.get(task.pristine)
+        is_reproduced = end is not None and end.verdict == LaneVerdict.BUG_REPRODUCED
+        return not is_second or task.pristine in self._open or is_reproduced
+
+    def _over_budget(self, task: Task) -> str:
+        """Say why a task does not fit into the rest of the budget; empty if it fits."""
+        remaining = math.inf if self._session.stop_at is None else self._session.stop_at - time.monotonic()
+        if remaining > 0 and (task.seconds or 0.0) <= remaining:
+            return ""
+        expected = "" if task.seconds is None else f"it takes about {task.seconds:.0f} s, and "
+        return f"{expected}{max(0.0, remaining):.0f} s were left of the budget"
+
+    def _give_up(self, task: Task, reason: str) -> None:
+        self.account.not_run[task.key] = reason
+        del self._open[task.key]
+
+    def _run_lane(self, task: Task, devices: Devices) -> LaneEnd | NoEnd:
+        result = self.runner.run(task, self._prepared[task.cell.name], devices, self._cancel)
+        if isinstance(result, LaneEnd):
+            self._session.journal.append(result)
+        return result
+
+    def _handle_lane(self, task: Task, lane: Future[LaneEnd | NoEnd]) -> None:
+        """Handle the result of a lane; one that was abandoned stays open."""
+        del self._places.running[task.key]
+        line, error = "", lane.exception()
+        if error is not None:
+            self.account.fail(outcome_of_error(error, task.cell))
+            del self._open[task.key]
+        elif isinstance(result := lane.result(), LaneEnd):
+            line = self.account.count(result)
+            del self._open[task.key]
+        elif result.reason:
+            self._give_up(task, result.reason)
+        else:
+            self._repeat_elsewhere(task, result)
+        self._session.progress.end(task.key, line)
+
+    def _repeat_elsewhere(self, task: Task, result: NoEnd) -> None:
+        """Let a lane run again if a GPU has a fault, or another program uses the GPU of a lane that measures."""
+        self._places.busy.update(result.busy)
+        pool = {device.number: device for device in self._places.devices}
+        for number, reason in result.faults:
+            if (device := pool.get(number)) is not None:  # a GPU leaves the pool once; its other lanes run to their end
+                self._places.devices.remove(device)
+                fault = GpuFault(place_name(device), device.gpu.name, reason, task.name)
+                self._session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
+                self._session.note(fault)
+        if result.faults:
+            task = self._open[task.key] = replace(task, faults=task.faults + 1)
+            self._ranks[task.key] = rank(task)
+            if task.faults >= MAX_FAULTS:
+                self._give_up(task, f"{task.faults} GPUs had a fault after it, the last one: {result.faults[-1][1]}")

@@ -8,17 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core import files
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnsupportedHereError
-from harness.core.words import LaneName, Verdict
+from harness.core.errors import HarnessError
+from harness.core.words import LaneName
 from harness.host import eligibility
 from harness.host.eligibility import Planned
 from harness.host.host import Host
 from harness.lane import built_environment
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.pack.model import Pack
-from harness.upstream import dependencies
 from harness.upstream.source import SourceKind, parse_source
 
 #: The column of the cell whose patch upstream is asked to merge.
@@ -48,10 +46,11 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         return replace(cell, column=ASK, patch=pack.ask_patch, about=ask.checks)
     source = parse_source(request.upstream, pack.definition)
     is_pinned, upstream = source.is_pinned, pack.definition.upstream
+    environment = pack.definition.stated(planned.target).environment
     lanes = tuple(lane for lane in request.lanes if lane in pack_lanes(pack))
     if not lanes:
         raise HarnessError(f'{pack.name} has no patched lane: pack.toml says fix = "none". Next: --lane pristine')
-    cell = Cell(
+    return Cell(
         pack=pack,
         target=planned.target,
         evidence=planned.evidence,
@@ -61,21 +60,9 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         dependencies=request.dependencies,
         lanes=lanes,
         timeout=request.timeout,
+        environment=built_environment.find_environment(cache, host, environment),
         reason=planned.reason,
     )
-    if planned.evidence is None:
-        return cell
-    try:
-        files.sha256_file(pack.script)
-    except OSError as error:
-        reason = f"{pack.script.name} cannot be read ({error.strerror})"
-        return replace(cell, evidence=None, reason=reason, verdict=Verdict.ERROR)
-    try:
-        if not request.dependencies:
-            dependencies.named_set(pack.definition, cell.stated.dependencies, host.python_tag)
-    except UnsupportedHereError as error:
-        return replace(cell, evidence=None, reason=str(error))
-    return replace(cell, environment=built_environment.find_environment(cache, host, cell.stated.environment))
 
 
 def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache: Cache) -> list[Cell]:

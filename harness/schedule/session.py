@@ -46,7 +46,6 @@ class Session:
     urgent: Collection[str] = ()  # the names of the cells that the run before did not judge: they go first
     stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without a budget
     watch: GpuWatch | None = None  # checks GPUs before and after lanes; None: no GPU is checked
-    faults: tuple[GpuFault, ...] = ()  # the GPUs that left the pool before this command
     lost: tuple[str, ...] = ()  # why GPUs of this host cannot be used
     keep_raw: bool = False  # whether the raw log of a lane that ended in an error stays in the run folder
     threads: int | None = None  # of a lane's libraries; None: the cores divided by the lanes at once

@@ -20,17 +20,14 @@ from submitit import SlurmJob
 
 from harness.core import files
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd
-from harness.schedule import lanes, slurm
+from harness.schedule import slurm
+from harness.schedule.account import Account
 from harness.schedule.lane_runner import Runner
-from harness.schedule.lanes import Settling
-from harness.schedule.scheduler import Account
 from harness.schedule.session import Session
 from harness.schedule.slurm import AwayError, Settings
 from harness.schedule.slurm_node import TaskResult, Work
 from harness.schedule.task import expected_seconds
 from harness.verdict.outcome import Outcome, outcome_of_error
-from harness.verdict.pack_verdict import Judgement
 
 #: The most tasks of an array: Slurm's default limit (MaxArraySize) is 1001.
 MOST_TASKS = 1000
@@ -44,11 +41,6 @@ SHORTEST_WAIT, LONGEST_WAIT = 0.3, 5.0
 LAG = 60.0
 #: How many seconds a task may seem to have ended before Slurm requeues it.
 REQUEUE_TIME = 2.0
-
-
-def state_folder(run: Path) -> Path:
-    """Return the folder of an engine's state."""
-    return run.with_name(f"{run.name}.slurm")
 
 
 def group_into_arrays(works: Iterable[Work]) -> Iterator[list[Work]]:
@@ -75,10 +67,11 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     HarnessError is raised if Slurm's commands are not installed.
     """
     slurm.prepare(settings)
-    folder = state_folder(session.folder)
+    folder = session.folder.with_name(f"{session.folder.name}.slurm")
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    account = Account(planned=lanes.make_plan(session, cells))
-    collection = Collection(settings, session, folder, account)
+    account = Account(session)
+    account.plan(cells)
+    collection = Collection(settings, account, folder)
     try:
         collection.begin(cells)
         collection.collect()
@@ -88,7 +81,7 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     if not account.interrupted and not account.not_run and all(outcome.runs for outcome in account.results.values()):
         shutil.rmtree(folder, ignore_errors=True)
     for cell in cells:
-        collection.settling.settle(cell, at_end=True)
+        account.settle(cell, at_end=True)
     return account
 
 
@@ -97,61 +90,44 @@ class Collection:
     """The part of one command in a sweep on a cluster."""
 
     settings: Settings
-    session: Session  # its journal stores the ends of lanes
-    folder: Path  # of the state
     account: Account  # the plan and the results
-    _cells: dict[tuple[str, ...], list[Cell]] = field(default_factory=dict)  # by the keys of their lanes
+    folder: Path  # of the state
     _waiting: dict[str, Work] = field(default_factory=dict)  # the work of tasks without a result, by Slurm's name
     _ended_at: dict[str, float] = field(default_factory=dict)  # when such a task was first seen to have ended
     _last_told: str = ""
 
-    @property
-    def settling(self) -> Settling:
-        """It judges cells by the ends in the journal."""
-        return Settling(self.session, self.account)
-
-    def tell(self, text: str) -> None:
-        self.session.progress.tell(text)
-
-    @property
-    def _job_name(self) -> str:
-        return f"reproducer-{self.session.folder.name}"
+    def __post_init__(self) -> None:
+        self._session = self.account.session
+        self._tell = self._session.progress.tell
+        self._job_name = f"reproducer-{self._session.folder.name}"
 
     def begin(self, cells: Iterable[Cell]) -> None:
-        """Wait for the tasks of an earlier command, and submit the rest."""
-        works = self._works(cells)
-        ended = [lane.key in self.session.journal for work in works for lane in work.lanes]
-        self.account.resumed = sum(ended)
-        self.account.total = len(ended) - sum(ended)
-        self.session.progress.begin(self.account.total, None)
-        unsubmitted = [work for work in self._resume(works) if self.settling.missing(work.cell)]
-        for array in group_into_arrays(self._lay_out(unsubmitted)):
-            self._submit(array)
-
-    def _works(self, cells: Iterable[Cell]) -> list[Work]:
-        """List the work on cells that can be judged; cells with the same lanes share one."""
-        session, works = self.session, dict[tuple[str, ...], Work]()
-        for cell in cells:
-            lanes = tuple(self.account.planned[cell.name])
-            if lanes:
-                kind, jobs = self.settings.gpu_types.get(cell.gpu, ""), session.most_jobs * cell.stated.ranks
-                cache = session.cache
-                work = Work(cell, lanes, kind or "", cache.root, cache.mirrors, jobs)
-                works.setdefault(work.keys, work)
-                self._cells.setdefault(work.keys, []).append(cell)
-        return list(works.values())
-
-    def _resume(self, works: list[Work]) -> list[Work]:
-        """Wait for the tasks of an earlier command; return the work that none of them has.
+        """Wait for the tasks of an earlier command, and submit the rest.
 
         If a kill came before that command named the work of its tasks, they find none and end.
         """
-        rest = {work.keys: work for work in works}
+        works = self._works(cells)
+        ended = [lane.key in self._session.journal.ends for work in works.values() for lane in work.lanes]
+        self.account.resumed = sum(ended)
+        self.account.total = len(ended) - sum(ended)
+        self._session.progress.begin(self.account.total, None)
         for job in self._jobs():
-            work = rest.pop(job.submission().args[0].keys, None)
+            work = works.pop(job.submission().args[0].keys, None)
             if work is not None:
                 self._waiting[job.job_id] = work
-        return list(rest.values())
+        unsubmitted = [work for work in works.values() if not self.account.is_complete(work.cell)]
+        for array in group_into_arrays(self._lay_out(unsubmitted)):
+            self._submit(array)
+
+    def _works(self, cells: Iterable[Cell]) -> dict[tuple[str, ...], Work]:
+        """Map the keys of lanes to the work on cells that can be judged; cells with the same lanes share one."""
+        cache, works = self._session.cache, dict[tuple[str, ...], Work]()
+        for cell in cells:
+            if lanes := tuple(self.account.planned[cell.name]):
+                kind, jobs = self.settings.gpu_types.get(cell.gpu) or "", self._session.most_jobs * cell.stated.ranks
+                work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs)
+                works.setdefault(work.keys, work)
+        return works
 
     def _jobs(self) -> list[SlurmJob[TaskResult]]:
         """List the tasks of this command and of earlier ones, except those that were cancelled."""
@@ -160,18 +136,12 @@ class Collection:
 
     def _lay_out(self, works: list[Work]) -> list[Work]:
         """Lay out trees and dependencies in the cache, since nodes have no network; return the work without errors."""
-        session = self.session
-        runner = Runner(session, session.folder)
-        failures: dict[tuple[str, str, str], Judgement | None] = {}
+        runner = Runner(self._session)
         for work in works:
-            layout = (work.cell.pack.name, work.cell.column, work.cell.stated.dependencies)
-            if layout not in failures:
-                failures[layout] = None
-                try:
-                    runner.prepare(work.cell)
-                except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-                    failures[layout] = outcome_of_error(error, work.cell).judgement
-            self._fail(work, failures[layout])
+            try:
+                runner.prepare(work.cell)
+            except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
+                self.account.fail(outcome_of_error(error, work.cell))
         return [work for work in works if work.cell.name not in self.account.results]
 
     def _submit(self, array: list[Work]) -> None:
@@ -181,12 +151,12 @@ class Collection:
             tasks = slurm.submit(self.folder / "jobs", self._job_name, copies, time_limit_minutes(array), self.settings)
         except AwayError as error:
             reason = f"Slurm does not take a task on {array[0].place}: {error}"
-            self.tell(reason)
+            self._tell(reason)
             for work in array:
                 self._give_up(work, reason)
             return
         self._waiting |= dict(zip(tasks, array, strict=True))
-        self.tell(f"{array[0].place}: {len(array)} tasks, Slurm's job {tasks[0].partition('_')[0]}")
+        self._tell(f"{array[0].place}: {len(array)} tasks, Slurm's job {tasks[0].partition('_')[0]}")
 
     def _with_copies(self, work: Work) -> Work:
         """Return work that reads copies of its pack's files, in case somebody edits them meanwhile."""
@@ -196,19 +166,13 @@ class Collection:
             shutil.copytree(pack.inputs or pack.folder, copy)
         return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=copy)))
 
-    def _fail(self, work: Work, failure: Judgement | None) -> None:
-        if failure is not None:
-            for cell in self._cells[work.keys]:
-                self.account.results[cell.name] = Outcome(cell, failure)
-                self.tell(f"{cell.name}: {failure.reason}")
-
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
             self.account.not_run.setdefault(key, reason)
 
     def collect(self) -> None:
         """Take the results of tasks until every task has ended, or the budget."""
-        start, stop_at = time.monotonic(), self.session.stop_at
+        start, stop_at = time.monotonic(), self._session.stop_at
         while self._waiting:
             self._take_results()
             self._check_states()
@@ -243,14 +207,14 @@ class Collection:
 
     def _tell_once(self, text: str) -> None:
         if text and text != self._last_told:
-            self.tell(text)
+            self._tell(text)
         self._last_told = text
 
     def _lose(self, task: str, reason: str) -> None:
         """Give up a task that returned no result."""
         work = self._waiting.pop(task)
         self._give_up(work, f"Slurm: task {task} {reason}")
-        self.tell(f"{work.cell.name}: task {task} {reason}; what it printed: {self.folder}/jobs/{task}_0_log.out")
+        self._tell(f"{work.cell.name}: task {task} {reason}; what it printed: {self.folder}/jobs/{task}_0_log.out")
 
     def _take_results(self) -> None:
         """Take the results of tasks. If Slurm started a task twice, its first result counts."""
@@ -269,22 +233,18 @@ class Collection:
         """Store the result of a task; an end that the journal has stays as it is."""
         account = self.account
         account.not_run |= result.not_run
-        account.faults += result.faults
         for fault in result.faults:
-            self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
+            self._session.note(fault)
+            self._tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
         for end in result.ends:
-            if end.key not in self.session.journal:
-                self._append(end, result.logs[end.log.file] if end.log else "")
-        self._fail(work, result.failure)
-        for cell in self._cells[work.keys]:
-            self.settling.settle(cell)
-
-    def _append(self, end: LaneEnd, log: str) -> None:
-        """Write a lane's log, then its end, and report it."""
-        if end.log is not None:
-            files.write_atomic(self.session.folder / end.log.file, log)
-        self.session.journal.append(end)
-        self.session.progress.end(end.key, self.account.count(end))
+            if end.key not in self._session.journal.ends:
+                if end.log is not None:
+                    files.write_atomic(self._session.folder / end.log.file, result.logs[end.log.file])
+                self._session.journal.append(end)  # its log is on disk
+                self._session.progress.end(end.key, account.count(end))
+        if result.failure is not None:
+            account.fail(Outcome(work.cell, result.failure))
+        account.settle(work.cell)
 
     def cancel(self) -> None:
         """Take the results so far, and cancel the other tasks; another command submits them again."""
@@ -293,4 +253,4 @@ class Collection:
         for job in self._jobs():  # also of an array whose submission was interrupted
             if not job.paths.result_pickle.exists():
                 job.paths.submitted_pickle.unlink()
-        self.tell("; ".join(filter(None, [f"cancelled: {len(self._waiting)} tasks", error])))
+        self._tell("; ".join(filter(None, [f"cancelled: {len(self._waiting)} tasks", error])))

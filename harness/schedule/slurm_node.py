@@ -14,7 +14,6 @@ from harness.core.cache import Cache
 from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import GpuPool, gpu_pool
-from harness.host.host import Host
 from harness.lane import built_environment
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
@@ -80,11 +79,11 @@ def judge(work: Work) -> TaskResult:
     if not work.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # without a request for GPUs Slurm sets NoDevFiles, or nothing
     with gpu_pool() as pool:
-        return _judge(work, this_host.detect(pool), pool)
+        return _judge(work, pool)
 
 
-def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
-    cell = work.cell
+def _judge(work: Work, pool: GpuPool) -> TaskResult:
+    cell, host = work.cell, this_host.detect(pool)
     if host.count(cell.gpu) < work.gpus:
         if pool.lost:
             fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)
@@ -95,7 +94,7 @@ def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
     cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
     cell = replace(cell, environment=built_environment.find_environment(cache, host, cell.stated.environment))
     with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
-        folder = Path(text)
+        folder, faults = Path(text), list[GpuFault]()
         session = Session(
             cache=cache,
             host=host,
@@ -103,6 +102,7 @@ def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
             folder=folder,
             journal=Journal(),
             command=lambda _: "",
+            note=faults.append,
             jobs=work.jobs,
             watch=GpuWatch(),
             threads=1,
@@ -112,7 +112,7 @@ def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
         account = lanes.run(session, [cell], receipts=False, plan={cell.name: planned})
         if account.interrupted:
             raise KeyboardInterrupt
-        ends = tuple(replace(end, place=work.place) for key in work.keys if (end := session.journal.read(key)))
+        ends = tuple(replace(end, place=work.place) for key in work.keys if (end := session.journal.ends.get(key)))
         outcome = account.results.get(cell.name)
         failure = None if outcome is None or outcome.runs else outcome.judgement
         if failure is not None:
@@ -121,6 +121,6 @@ def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
             ends=ends,
             logs={end.log.file: (folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
             not_run=account.not_run,
-            faults=tuple(replace(fault, place=work.place) for fault in account.faults),
+            faults=tuple(replace(fault, place=work.place) for fault in faults),
             failure=failure,
         )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+import functools
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.core import files, strict_json
 from harness.core.words import LaneName
 from harness.host.host import Host
-from harness.lane import built_environment
 from harness.lane.cell import BOTH_LANES, Cell
 from harness.pack import judges
-from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.upstream import dependencies
 
@@ -21,8 +21,6 @@ UNKNOWN_SECONDS = 120.0
 #: In how many processes the contract of a wrong fix may compile, or run cases, at once. Its lane ends with the first
 #: check that fails, and the work of the other processes is lost.
 WRONG_FIX_PROCESSES = 2
-#: How long the lanes of a pack took, by target with evidence, and lane.
-Seconds = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Task:
     after: tuple[str, ...] = ()
     seconds: float | None = None  # how long it took before; None without a receipt
     urgent: bool = False  # the last sweep did not run it
-    isolated: bool = False  # it shares no GPU: a GPU that it shared before had a fault
+    faults: int = 0  # how many of its runs a GPU with a fault ended; after one it shares no GPU
 
     @property
     def name(self) -> str:
@@ -50,7 +48,7 @@ class Task:
     @property
     def exclusive(self) -> bool:
         """Whether it shares neither a GPU nor (without one) the cores."""
-        return self.isolated or self.cell.exclusive
+        return self.faults > 0 or self.cell.exclusive
 
     @property
     def gpus(self) -> int:
@@ -82,33 +80,25 @@ class Task:
         return f"logs/{cell.pack.name}/{cell.target}.{cell.evidence}{column}.{self.lane}{suffix}.log"
 
 
-def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
+def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
     """Return the parts of a key that all lanes of a cell share."""
     definition, stated = cell.pack.definition, cell.stated
-    members = (
-        dependencies.named_set(definition, stated.dependencies, host.python_tag) if not cell.dependencies else None
-    )
-    gpu = next((gpu.name for gpu in host.gpus if gpu.target == cell.gpu), "")
+    members = None if cell.dependencies else dependencies.named_set(definition, stated.dependencies, host.python_tag)
+    gpus = tuple(gpu for gpu in host.gpus if gpu.target == cell.gpu)[:1]
     return (
         cell.pack.name,
         judges.sha256(cell.pack),
-        cell.tree or f"{cell.source.kind} {cell.source.url} {cell.source.value}",
-        members.sha256 if members else " ".join(cell.dependencies),
+        cell.tree or cell.source,
+        members.sha256 if members else cell.dependencies,
         cell.target,
-        str(cell.evidence),
-        *stated.loads,
-        str(stated.gpus),
-        *definition.claims,
-        *definition.upstream.modules,
-        built_environment.prefix(cell.environment),
-        *(["alone"] if cell.alone else []),
-        *(["all checks"] if cell.judges_all else []),
-        host.python,
-        str(host.torch),
-        str(host.triton),
-        host.cuda,
-        host.driver if cell.gpu else "",
-        gpu,
+        cell.evidence,
+        stated.loads,
+        stated.gpus,
+        definition.claims,
+        definition.upstream.modules,
+        cell.environment or sys.prefix,
+        (cell.alone, cell.judges_all),
+        replace(host, gpus=gpus, driver=host.driver if cell.gpu else ""),
     )
 
 
@@ -119,17 +109,16 @@ def _patches_key(cell: Cell) -> str:
     return files.key_of(*(files.sha256_file(path) for path in patches if path.is_file()))
 
 
-def tasks(
-    cell: Cell, host: Host, repeat: int, durations: Seconds = MappingProxyType({}), *, urgent: bool = False
-) -> list[Task]:
+def tasks(cell: Cell, host: Host, repeat: int, *, urgent: bool = False) -> list[Task]:
     """List the lanes of a cell, for `repeat` runs of each; none if this host cannot judge the cell.
 
     The key of a patched lane names its patches, since the patched tree follows from them and the pristine tree. The
-    durations `durations` may come from another release: that is the best estimate.
+    durations may come from another release: that is the best estimate.
     """
     if cell.evidence is None:
         return []
     base, patches = _key_base(cell, host), _patches_key(cell)
+    durations = _durations(cell.pack.receipts)
     waits = cell.lanes == BOTH_LANES and not cell.lanes_are_independent
     planned: list[Task] = []
     previous: dict[LaneName, str] = {}
@@ -148,14 +137,6 @@ def tasks(
     return planned
 
 
-def unique(tasks: Iterable[Task]) -> list[Task]:
-    """List each lane once: two cells share lanes if the newest release is the pinned one."""
-    by_key: dict[str, Task] = {}
-    for task in tasks:
-        by_key.setdefault(task.key, task)
-    return list(by_key.values())
-
-
 def expected_seconds(task: Task) -> float:
     """Return how long a lane is expected to last."""
     return UNKNOWN_SECONDS if task.seconds is None else task.seconds
@@ -168,10 +149,11 @@ def lower_bound_seconds(tasks: Iterable[Task], jobs: int) -> float | None:
     return max(total, *(seconds for seconds, _ in durations)) if durations else None
 
 
-def seconds_of(pack: Pack) -> Seconds:
-    """Read the seconds of a pack's lanes from its committed receipts, without the damaged ones that `check` reports."""
+@functools.cache  # many cells have one pack
+def _durations(receipts: Path) -> dict[tuple[str, str], float]:
+    """Read how long the lanes of a pack took, by target with evidence, and lane; `check` reports damaged receipts."""
     seconds: dict[tuple[str, str], float] = {}
-    for path in receipt.paths(pack.receipts):
+    for path in receipt.paths(receipts):
         try:
             lanes = strict_json.loads(path.read_bytes())["lanes"]
             seconds |= {(path.stem, name): float(lane["seconds"]) for name, lane in lanes.items()}

@@ -18,7 +18,6 @@ from harness.host.host import cores
 from harness.lane import built_environment, environment, process
 from harness.lane.cell import Cell
 from harness.lane.lane import jit_folder
-from harness.lane.process import Log
 from harness.pack.model import Pack, UpstreamTests
 from harness.schedule.lane_runner import Prepared, Runner
 from harness.schedule.session import Session
@@ -95,7 +94,7 @@ class Suite:
             python = str(built_environment.interpreter(self.cell.environment))
             options = (*OPTIONS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
             visible = ",".join(device.token for device in self.devices)
-            share = environment.Share(len(cores()), 1, visible, gate if self.devices else None)
+            share = environment.Share(len(cores()), 1, visible)
             paths = [copy / tree.source_root, layout.folder]
             command = process.Command(
                 arguments=(python, "-P", "-m", "pytest", *self.tests.arguments, *options),
@@ -109,12 +108,12 @@ class Suite:
                 },
                 folder=copy,
                 timeout=self.cell.timeout or self.tests.timeout_s,
-                gate=gate,
                 locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
+                gate=gate if self.devices else None,
             )
             seal = layout.lay_out()
-            with Log(self.session.folder / f"{label}.log") as log:
-                end = process.run(command, log)
+            end = process.run(command)
+            files.write_atomic(self.session.folder / f"{label}.log", end.log)
             layout.check(seal, while_it_ran=True)
             if reason := abnormal_end(end, command.timeout):
                 raise HarnessError(f"{name}: {reason}")
@@ -176,5 +175,5 @@ def lay_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -
         patch=pack.suite_patch(tests),
         environment=built_environment.find_environment(cache, host, environment_name) if environment_name else None,
     )
-    prepared = Runner(session, session.folder).prepare(cell)
+    prepared = Runner(session).prepare(cell)
     return Suite(cell, tests, prepared, devices, session)

@@ -10,7 +10,7 @@ from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.receipt import figures
 from harness.receipt.redaction import Scrubber
-from harness.schedule.scheduler import Account
+from harness.schedule.account import Account
 from harness.schedule.session import Session
 from harness.sweep import baseline as comparison
 from harness.sweep.baseline import Baseline

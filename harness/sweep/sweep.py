@@ -10,11 +10,12 @@ from pathlib import Path
 from harness.core import files, room
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
+from harness.host.gpus import place_name
 from harness.lane.cell import Cell
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
+from harness.schedule.account import Account
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Account
 from harness.schedule.selection import copied_inputs
 from harness.schedule.session import GpuFault, Session
 from harness.sweep import baseline, columns, outputs, run_folder
@@ -73,7 +74,7 @@ def run(order: Order, base: Session, engine: Engine) -> tuple[Results, RunFolder
         cells = columns.cells(pairs, base.host, base.cache, *order.columns)
         with Journal(folder.path / run_folder.JOURNAL) as journal:
             session = _session(order, base, folder, journal, start)
-            progress = f"{len(cells)} cells, {len(journal)} lanes ended before"
+            progress = f"{len(cells)} cells, {len(journal.ends)} lanes ended before"
             base.progress.tell(f"run folder {session.folder}: {progress}")
             account = engine(session, cells)
             places = {**session.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
@@ -86,8 +87,10 @@ def run(order: Order, base: Session, engine: Engine) -> tuple[Results, RunFolder
 
 
 def _session(order: Order, base: Session, folder: RunFolder, journal: Journal, start: float) -> Session:
+    faulty = {fault.place for fault in folder.faults}
     return replace(
         base,
+        devices=[device for device in base.devices if place_name(device) not in faulty],
         folder=folder.path,
         journal=journal,
         command=order.command,
@@ -96,18 +99,17 @@ def _session(order: Order, base: Session, folder: RunFolder, journal: Journal, s
         urgent=run_folder.cells_not_run(order.runs, folder.name),
         stop_at=None if order.budget is None else start + order.budget,
         watch=GpuWatch(),
-        faults=tuple(folder.faults),
     )
 
 
 def _results(order: Order, folder: RunFolder, collector: Collector, cells: list[Cell]) -> Results:
     session, account, host = collector.session, collector.account, collector.session.host
-    gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
+    gpus = {place_name(device): GpuFault(place_name(device), device.gpu.name, "", "") for device in session.devices}
     ends = [end for outcome in account.results.values() for end in outcome.last]
     nodes = [end.host for end in ends if end.host != host]  # of a cluster
     names = sorted({gpu.name for node in nodes for gpu in node.gpus})
     gpus |= {name: GpuFault("a node", name, "", "") for name in names}
-    gpus |= {fault.place: fault for fault in account.faults}
+    gpus |= {fault.place: fault for fault in folder.faults}
     drivers = sorted({node.driver for node in nodes if node.driver})
     results = Results(
         schema=SCHEMA,

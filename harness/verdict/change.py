@@ -6,11 +6,12 @@ do: UNSUPPORTED and ERROR say nothing about the bug, and a failed control speaks
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.core.words import Exit, LaneVerdict, Role
-from harness.lane.record import LaneRecord
+from harness.lane.record import LaneRecord, check_names
 from harness.verdict import pack_verdict
 
 
@@ -71,22 +72,6 @@ OTHER_CHECKS = Change(Effect.UNKNOWN, "nothing is said: head did not make the ch
 NEW_CONTROL = Change(Effect.UNKNOWN, "a control fails in head that was not judged in base")
 PARTLY_WORSE = Change(Effect.WORSE, "a part of it was there before, and this change brings in the rest")
 PARTLY_FIXED = Change(Effect.AS_BEFORE, "this change fixes only a part of it")
-STATUS = {
-    Effect.FIXES: Exit.AS_EXPECTED,
-    Effect.RIGHT: Exit.AS_EXPECTED,
-    Effect.AS_BEFORE: Exit.AS_EXPECTED,
-    Effect.WORSE: Exit.DEVIATES,
-    Effect.UNKNOWN: Exit.NOTHING_JUDGED,
-}
-
-
-def failed(record: LaneRecord | None, role: Role) -> tuple[str, ...]:
-    """Name the checks of one role that were wrong in a lane."""
-    return tuple(check.name for check in record.checks if check.role == role and check.ok is False) if record else ()
-
-
-def _right_checks(record: LaneRecord, role: Role) -> set[str]:
-    return {check.name for check in record.checks if check.role == role and check.ok}
 
 
 def _one_sided_change(base: LaneVerdict, head: LaneVerdict) -> Change:
@@ -98,22 +83,26 @@ def _one_sided_change(base: LaneVerdict, head: LaneVerdict) -> Change:
     return Change(Effect.WORSE if is_worse else Effect.UNKNOWN, f"{sentence}: what this change does is open")
 
 
+def _changed_names(base: LaneRecord, head: LaneRecord, role: Role, *, ok: bool) -> tuple[str, ...]:
+    """Name the checks of one role that the change made right (`ok`), or those that it made wrong."""
+    before = check_names(base.checks, role, ok=not ok)
+    return tuple(name for name in check_names(head.checks, role, ok=ok) if name in before)
+
+
 def _compare_controls(base: LaneRecord, head: LaneRecord, default: Change) -> Change:
     """Name the controls that the change broke, else those that were not judged in base, else return `default`."""
-    head_wrong, base_right = failed(head, Role.CONTROL), _right_checks(base, Role.CONTROL)
-    broken_names = tuple(name for name in head_wrong if name in base_right)
-    if broken_names:
+    if broken_names := _changed_names(base, head, Role.CONTROL, ok=False):
         return replace(BREAKS, names=broken_names)
-    new_names = tuple(name for name in head_wrong if name not in failed(base, Role.CONTROL))
+    old_names = check_names(base.checks, Role.CONTROL, ok=False)
+    new_names = tuple(name for name in check_names(head.checks, Role.CONTROL, ok=False) if name not in old_names)
     return replace(NEW_CONTROL, names=new_names) if new_names else default
 
 
 def _compare_defects(base: LaneRecord, head: LaneRecord) -> Change:
     """Compare two trees that both have the bug, check by check."""
-    introduced_names = tuple(name for name in failed(head, Role.DEFECT) if name in _right_checks(base, Role.DEFECT))
-    if introduced_names:
+    if introduced_names := _changed_names(base, head, Role.DEFECT, ok=False):
         return replace(PARTLY_WORSE, names=introduced_names)
-    fixed_names = tuple(name for name in failed(base, Role.DEFECT) if name in _right_checks(head, Role.DEFECT))
+    fixed_names = _changed_names(base, head, Role.DEFECT, ok=True)
     return replace(PARTLY_FIXED, names=fixed_names) if fixed_names else NO_FIX
 
 
@@ -137,18 +126,14 @@ def compare_sides(base: Side, head: Side) -> Change:
     if pair == (BUG, BUG):
         return _compare_defects(base.record, head.record)
     if change is BRINGS_IT_IN:
-        return replace(change, names=failed(head.record, Role.DEFECT))
+        return replace(change, names=check_names(head.record.checks, Role.DEFECT, ok=False))
     differences = pack_verdict.check_differences(base.record, head.record) if change in (FIXES, BOTH_RIGHT) else []
     return replace(OTHER_CHECKS, names=tuple(differences)) if differences else change
 
 
-def status(change: Change) -> Exit:
-    """Return the exit status of one change."""
-    return STATUS[change.effect]
-
-
-def worst_status(statuses: list[Exit]) -> Exit:
-    """Return the exit status of several changes: DEVIATES comes first, then AS_EXPECTED, then NOTHING_JUDGED."""
-    if Exit.DEVIATES in statuses:
+def status(changes: Iterable[Change]) -> Exit:
+    """Return the exit status of changes: one that is worse counts first, then any that is known."""
+    effects = {change.effect for change in changes}
+    if Effect.WORSE in effects:
         return Exit.DEVIATES
-    return Exit.AS_EXPECTED if Exit.AS_EXPECTED in statuses else Exit.NOTHING_JUDGED
+    return Exit.NOTHING_JUDGED if effects <= {Effect.UNKNOWN} else Exit.AS_EXPECTED

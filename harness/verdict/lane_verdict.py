@@ -6,9 +6,9 @@ import signal
 from pathlib import Path, PurePosixPath
 
 from harness.core.words import LaneVerdict, Role
-from harness.lane.lane import ABANDONED, RAISED, Lane, LaneRun
+from harness.lane.lane import RAISED, Lane, LaneRun
 from harness.lane.process import Ended
-from harness.lane.record import CheckLine, LaneRecord, UpstreamLine
+from harness.lane.record import CheckLine, LaneRecord, UpstreamLine, check_names
 from harness.lane.script import NO_SENTINEL, STATUS, Script, last_exception
 
 #: Exit statuses of a script that ended in an exception and printed no sentinel.
@@ -21,13 +21,9 @@ MISSES = "the contract misses the bug: all its checks are right, and the script 
 CONTRACT_ALONE = "contract alone"
 
 
-def _wrong_names(checks: tuple[CheckLine, ...], role: Role) -> str:
-    return ", ".join(check.name for check in checks if check.role == role and check.ok is False)
-
-
 def judge_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict, str]:
     """Return the verdict and its reason; where no check was judged, the script decides alone."""
-    controls, defects = _wrong_names(checks, Role.CONTROL), _wrong_names(checks, Role.DEFECT)
+    controls, defects = (", ".join(check_names(checks, role, ok=False)) for role in (Role.CONTROL, Role.DEFECT))
     if controls:
         return LaneVerdict.CONTROL_FAILED, controls
     if script.verdict == LaneVerdict.ERROR:
@@ -45,13 +41,11 @@ def judge_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerd
 
 def verdict_of_checks(checks: tuple[CheckLine, ...]) -> LaneVerdict:
     """Return the verdict that the checks imply without a script."""
-    wrong_roles = {check.role for check in checks if check.ok is False}
-    if Role.CONTROL in wrong_roles:
+    if check_names(checks, Role.CONTROL, ok=False):
         return LaneVerdict.CONTROL_FAILED
-    if Role.DEFECT in wrong_roles:
+    if check_names(checks, Role.DEFECT, ok=False):
         return LaneVerdict.BUG_REPRODUCED
-    has_right_defect = any(check.role == Role.DEFECT and check.ok for check in checks)
-    return LaneVerdict.FIX_VALIDATED if has_right_defect else LaneVerdict.UNSUPPORTED
+    return LaneVerdict.FIX_VALIDATED if check_names(checks, Role.DEFECT, ok=True) else LaneVerdict.UNSUPPORTED
 
 
 def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
@@ -59,7 +53,8 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
     end, results = run.ended, run.results
     verdict, reason = _judge(lane, run)
     if reason == NO_SENTINEL and end.status in FAILED:
-        reason += exception_text(run.log)
+        exception = last_exception(end.log, of=": rank ")  # of several ranks, one that is named
+        reason += f" ({exception[:MOST_SAID]})" if exception else ""
     return LaneRecord(
         verdict=verdict,
         reason=reason,
@@ -76,7 +71,7 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
         claims=results.claims,
         waited=round(end.waited, 3),
         script=run.script.text,
-        printed=run.printed,
+        printed=end.printed,
     )
 
 
@@ -104,18 +99,10 @@ def unexplained_checks(checks: tuple[CheckLine, ...]) -> list[str]:
     return [f"check {check.name!r} is not judged and gives no reason" for check in without_reason]
 
 
-def exception_text(log: Path) -> str:
-    """Return the exception of a script in brackets, or nothing: the last line that names a rank, else the last line."""
-    line = last_exception(log.read_text("utf-8", errors="replace"), of=": rank ")
-    return f" ({line[:MOST_SAID]})" if line else ""
-
-
 def abnormal_end(end: Ended, timeout: float) -> str:
     """Say how a process ended; empty where it exited by itself."""
     if end.reason == "timed out":
         return f"timed out after {timeout:g} s"
-    if end.reason == ABANDONED:
-        return ABANDONED
     if end.reason != "exited":
         return "its supervisor was killed"
     if end.status >= 0:

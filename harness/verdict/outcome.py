@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnreachableError, UnsupportedHereError
 from harness.core.words import UNJUDGED, Evidence, Exit, LaneName, Verdict
 from harness.host.gpus import Gpu
-from harness.lane.cell import BOTH_LANES, Cell
+from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.upstream.dependencies import DependencySet
 from harness.verdict.pack_verdict import Judgement
@@ -75,9 +74,9 @@ class Outcome:
     @property
     def belongs_to_pack(self) -> bool:
         """Whether the receipt is one of the pack's own: pack.toml states the cell, and all lanes were requested."""
-        return self.cell.is_stated and self.cell.is_whole
+        return self.cell.is_stated and self.cell.lanes == pack_lanes(self.cell.pack)
 
-    @functools.cached_property
+    @property
     def deviation(self) -> str:
         """How the outcome deviates from pack.toml; empty where it does not.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -14,12 +13,12 @@ from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
 from harness.lane.cell import Cell
-from harness.lane.record import CheckLine, LaneEnd, LaneRecord
+from harness.lane.record import LaneEnd, LaneRecord, check_names
 from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
 from harness.receipt import figures
 from harness.schedule import lanes
-from harness.schedule.scheduler import Account
+from harness.schedule.account import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
 from harness.upstream import download
@@ -131,20 +130,17 @@ def _by_checks(side: Side, record: LaneRecord, globs: tuple[str, ...]) -> tuple[
         return side.verdict, side.reason
     names = pack_verdict.matching_names((line.name for line in record.checks), globs)
     judged = [line for line in record.checks if line.name in names and line.ok is not None]
-    if wrong_controls := _wrong_controls(judged):
+    if wrong_controls := check_names(judged, Role.CONTROL, ok=False):
         return LaneVerdict.CONTROL_FAILED, ", ".join(wrong_controls)
     if not any(line.role == Role.CONTROL for line in judged):
         return LaneVerdict.UNSUPPORTED, f"no control among {', '.join(globs)} could be judged"
     defects = [line.ok for line in judged if line.role == Role.DEFECT]
     if not defects:
         return LaneVerdict.UNSUPPORTED, f"no defect check among {', '.join(globs)} could be judged"
-    unrelated = _wrong_controls(line for line in record.checks if line.name not in names)
+    others = (line for line in record.checks if line.name not in names)
+    unrelated = check_names(others, Role.CONTROL, ok=False)
     remark = f"; controls of other options are wrong: {', '.join(unrelated)}" if unrelated else ""
     return RIGHT if all(defects) else WRONG, f"by {len(judged)} of {len(record.checks)} checks{remark}"
-
-
-def _wrong_controls(lines: Iterable[CheckLine]) -> list[str]:
-    return [line.name for line in lines if line.role == Role.CONTROL and line.ok is False]
 
 
 def releases(cache: Cache, pack: Pack, within: str) -> list[Candidate]:

@@ -50,8 +50,8 @@ def test_memory_is_looked_at_when_the_last_of_several_lanes_is_gone(monkeypatch:
     busy, idle = Reading(memory=9 * 2**30, processes=frozenset({7})), Reading(memory=0)
     _readings(monkeypatch, idle, busy, idle)
     watch = GpuWatch()
-    assert watch.enter(DEVICE, measures=False) == ("", "")
-    assert watch.enter(DEVICE, measures=True) == ("", ""), "the process there is a lane of ours"
+    assert watch.enter(DEVICE, measures=False) == ("", False)
+    assert watch.enter(DEVICE, measures=True) == ("", False), "the process there is a lane of ours"
     assert watch.leave(DEVICE) == "", "another lane still uses it"
     assert watch.leave(DEVICE) == ""
 
@@ -61,7 +61,7 @@ def test_a_fault_counts_for_every_lane_that_was_there(monkeypatch: pytest.Monkey
     watch = GpuWatch()
     for _ in range(3):
         watch.enter(DEVICE, measures=False)
-    assert [watch.leave(DEVICE), watch.enter(DEVICE, measures=False)] == ["Xid 79", ("Xid 79", "")]
+    assert [watch.leave(DEVICE), watch.enter(DEVICE, measures=False)] == ["Xid 79", ("Xid 79", False)]
     assert [watch.leave(DEVICE), watch.leave(DEVICE)] == ["Xid 79", "Xid 79"]
 
 
@@ -70,5 +70,5 @@ def test_nothing_is_measured_beside_another_program(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gpus, "read", lambda _: other)
     monkeypatch.setattr(gpu_health, "COURTESY", 0.0)
     watch = GpuWatch()
-    assert watch.enter(DEVICE, measures=False) == ("", "")
-    assert watch.enter(DEVICE, measures=True) == ("", "1 process(es) of another program")
+    assert watch.enter(DEVICE, measures=False) == ("", False)
+    assert watch.enter(DEVICE, measures=True) == ("", True)

@@ -39,15 +39,14 @@ DROPPED = {
 
 def test_a_lane_keeps_the_switches_of_a_shared_host_and_drops_the_rest(tmp_path: Path) -> None:
     folders, paths = (tmp_path / "work", tmp_path / "kept"), [Path("/tree"), Path("/dependencies")]
-    built = environment.build(KEPT | DROPPED, *folders, paths, Share(3, 2))
+    built = environment.build(KEPT | DROPPED, *folders, paths, Share(3, 2, "3"))
     assert KEPT.items() <= built.items()
     assert not (set(DROPPED) - {"PYTHONPATH"}) & set(built)
     assert (built["PYTHONPATH"], built["OMP_NUM_THREADS"]) == ("/tree:/dependencies", "3")
     assert built["REPRODUCER_PROCESSES"] == "2"
-    chosen = environment.build(KEPT, *folders, [], Share(visible="0,1", gate=Path("/gate")))
+    chosen = environment.build(KEPT, *folders, [], Share(1, 1, "0,1"))
     assert (chosen["CUDA_VISIBLE_DEVICES"], chosen["CUDA_DEVICE_ORDER"]) == ("0,1", "PCI_BUS_ID")
-    assert chosen["REPRODUCER_GPU_GATE"] == "/gate"
-    hidden = environment.build(KEPT, *folders, [], Share(visible=""))
+    hidden = environment.build(KEPT, *folders, [], Share(1, 1, ""))
     assert hidden["CUDA_VISIBLE_DEVICES"] == ""
     assert hidden["NCCL_NVLS_ENABLE"] == "0"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.lane import process
-from harness.lane.process import Command, Ended, Log
+from harness.lane.process import Command, Ended
 
 pytestmark = pytest.mark.slow
 
@@ -60,17 +60,15 @@ def _together(
     ended: dict[str, Ended] = {}
 
     def run_lane(name: str, times: tuple[float, float, float], locks: tuple[str, ...]) -> None:
-        gate = folder / f"{name}.gate"
         command = Command(
             arguments=(sys.executable, "-c", PROBE, name, *map(str, times)),
-            environment={"REPRODUCER_GPU_GATE": str(gate), "SPANS": str(folder / "spans")},
+            environment={"SPANS": str(folder / "spans")},
             folder=folder,
             timeout=timeout,
-            gate=gate,
             locks=tuple(folder / lock for lock in locks),
+            gate=folder / f"{name}.gate",
         )
-        with Log(folder / f"{name}.log") as log:
-            ended[name] = process.run(command, log)
+        ended[name] = process.run(command)
 
     threads = [threading.Thread(target=run_lane, args=lane) for lane in lanes]
     for thread, (name, _, locks) in zip(threads, lanes, strict=True):

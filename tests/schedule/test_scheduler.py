@@ -18,16 +18,18 @@ from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereEr
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
-from harness.schedule import scheduler
+from harness.schedule import lanes
 from harness.schedule import task as schedule_task
+from harness.schedule.account import Account
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared
-from harness.schedule.queue import Placement
-from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
+from harness.schedule.lanes import DRAIN_SECONDS, Scheduler
+from harness.schedule.queue import Devices
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.sweep import columns
 from harness.upstream.source import Source, SourceKind
+from harness.verdict.pack_verdict import Judgement
 from testing import laid_out
 from testing.laid_out import HOST
 from testing.workbench import Workbench
@@ -54,9 +56,9 @@ class Script:
             raise self.broken[cell.pack.name]
         return laid_out.nothing("1.0")
 
-    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd:
+    def run(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd:
         """End with what the script says."""
-        assert (prepared.patch, placement.name) == ("fix.patch", "cpu")
+        assert (prepared.patch, devices, cancel > 0) == ("fix.patch", (), True)
         name = f"{task.lane} {task.number}"
         self.ran.append(name)
         if name in self.broken:
@@ -74,15 +76,13 @@ class Stage:
 
     def run(self, script: Script, repeat: int = 1, *others: Cell) -> Account:
         """Run all lanes on one core."""
-        cancel, cancel_end = os.pipe()
-        try:
-            with Journal(self.journal) as journal:
-                tasks = [task for cell in (self.cell, *others) for task in schedule_task.tasks(cell, HOST, repeat)]
-                folder = self.journal.parent
-                session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1)
-                return Scheduler(session, script).run(tasks, cancel_end)  # type: ignore[arg-type]
-        finally:
-            os.close(cancel)
+        with Journal(self.journal) as journal:
+            folder = self.journal.parent
+            session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1, repeat=repeat)
+            account = Account(session, receipts=False)
+            account.plan([self.cell, *others])
+            Scheduler(account, script).run()  # type: ignore[arg-type]
+            return account
 
 
 @pytest.fixture
@@ -124,10 +124,11 @@ def test_an_interruption_between_a_message_and_its_counting_holds_nothing_up(
 ) -> None:
     wait_once, script = Scheduler._await, Script()  # noqa: SLF001 - there it may come
 
-    def interrupted(scheduler: Scheduler, seconds: float) -> None:
-        wait_once(scheduler, seconds)
+    def interrupted(scheduler: Scheduler, seconds: float) -> list[Cell]:
+        ended = wait_once(scheduler, seconds)
         if script.ran and seconds:
             raise KeyboardInterrupt
+        return ended
 
     monkeypatch.setattr(Scheduler, "_await", interrupted)
     started = time.monotonic()
@@ -142,14 +143,14 @@ class Signalled(Script):
 
     seconds: float = 0.0
 
-    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd:
+    def run(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd:
         """Interrupt, and go on for a while as if nobody had."""
         started = time.monotonic()
         time.sleep(0.1)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         while not self.seconds and time.monotonic() - started < DRAIN_SECONDS / 3:
             time.sleep(0.01)
-        return super().run(task, prepared, placement)
+        return super().run(task, prepared, devices, cancel)
 
 
 def test_an_interruption_that_does_not_end_the_wait_is_seen_all_the_same(
@@ -162,7 +163,7 @@ def test_an_interruption_that_does_not_end_the_wait_is_seen_all_the_same(
             script.seconds = time.monotonic() - started
         return wait(futures, seconds, until)
 
-    monkeypatch.setattr(scheduler, "wait", waits)
+    monkeypatch.setattr(lanes, "wait", waits)
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)  # SIGINT may be ignored here, as in a nohup
     try:
         assert stage.run(script).interrupted
@@ -188,13 +189,15 @@ def test_what_cannot_be_laid_out_does_not_stop_the_others(
     script = Script(broken={other.pack.name: error})
     account = stage.run(script, 1, other)
     assert sorted(script.ran) == ["patched 1", "pristine 1"]
-    ((name, outcome),) = account.results.items()
-    assert (name, outcome.judgement.verdict, str(error) in outcome.judgement.reason) == (
-        other.name,
-        Verdict.ERROR,
-        True,
-    )
+    judgement = account.results[other.name].judgement
+    assert (judgement.verdict, str(error) in judgement.reason) == (Verdict.ERROR, True)
     assert ("Traceback" in capfd.readouterr().err) == isinstance(error, OSError)
+
+
+def test_a_script_that_cannot_be_read_is_the_error_of_its_own_cell(stage: Stage) -> None:
+    stage.cell.pack.script.unlink()
+    judgement = stage.run(Script()).results[stage.cell.name].judgement
+    assert judgement == Judgement(Verdict.ERROR, "reproduce.py cannot be read (No such file or directory)")
 
 
 def test_a_lane_that_breaks_the_harness_fails_its_own_cell(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from harness.host.gpus import GpuPool
 from harness.lane.cell import Cell
 from harness.pack import load
 from harness.schedule import slurm, slurm_engine, slurm_node
+from harness.schedule.account import Account
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
 from harness.schedule.slurm import Settings
@@ -76,5 +76,5 @@ def test_a_cancelled_task_is_submitted_again_even_if_its_submission_was_interrup
     for name in ("7_0_submitted.pkl", "7_0_0_result.pkl", "7_1_submitted.pkl"):
         (jobs / name).touch()
     session = Session(Cache(tmp_path), host.detect(GpuPool([], "", [])), [], tmp_path, Journal(), lambda _: "")
-    slurm_engine.Collection(NODES, session, tmp_path, Account()).cancel()
+    slurm_engine.Collection(NODES, Account(session), tmp_path).cancel()
     assert sorted(path.name for path in jobs.iterdir()) == ["7_0_0_result.pkl", "7_0_submitted.pkl"]

@@ -69,15 +69,22 @@ def test_the_checks_refine_the_sentence(base: Side, head: Side, expected: Change
 
 def test_a_bug_that_was_there_before_reddens_nothing() -> None:
     for base, expected in ((BUG, Exit.AS_EXPECTED), (FIXED, Exit.DEVIATES), (UNSUPPORTED, Exit.NOTHING_JUDGED)):
-        assert change.status(compare_sides(Side(base), Side(BUG))) == expected
-    assert change.status(change.FIXES) == Exit.AS_EXPECTED
-    assert change.status(change.BREAKS) == Exit.DEVIATES
-    assert change.status(compare_sides(Side(BUG), Side(UNSUPPORTED))) == Exit.NOTHING_JUDGED
+        assert change.status([compare_sides(Side(base), Side(BUG))]) == expected
+
+
+UNKNOWN = compare_sides(Side(BUG), Side(UNSUPPORTED))
 
 
 @pytest.mark.parametrize(
-    ("statuses", "expected"),
-    [([], 5), ([0], 0), ([5, 0], 0), ([5, 5], 5), ([0, 1], 1), ([5, 1], 1)],
+    ("changes", "expected"),
+    [
+        ([], 5),
+        ([change.FIXES], 0),
+        ([UNKNOWN, change.NO_FIX], 0),
+        ([UNKNOWN, UNKNOWN], 5),
+        ([change.BOTH_RIGHT, change.BREAKS], 1),
+        ([UNKNOWN, change.BREAKS], 1),
+    ],
 )
-def test_the_worst_of_several_packs_counts(statuses: list[int], expected: int) -> None:
-    assert change.worst_status([Exit(status) for status in statuses]) == expected
+def test_the_worst_of_several_packs_counts(changes: list[Change], expected: int) -> None:
+    assert change.status(changes) == expected
