@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import click
 from rich.table import Table
@@ -14,14 +13,15 @@ from harness.core import files, room, terminal
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.words import Exit, SuiteVerdict
 from harness.lane import supervisor
-from harness.pack.model import Pack
+from harness.pack.model import Pack, UpstreamTests
 from harness.receipt import receipt as receipts
 from harness.schedule.session import Session
-from harness.suites import receipt, suite
-from harness.suites.comparison import Change, Comparison
+from harness.suites import suite
+from harness.suites.receipt import SuiteReceipt
+from harness.upstream.patch import StalePatchError
 
-#: The verdicts of suites that were judged: only their receipts are recorded.
-JUDGED = {SuiteVerdict.UNBROKEN, SuiteVerdict.BREAKS_TESTS, SuiteVerdict.NEW_TEST_WRONG}
+#: The verdicts of suites that were not judged, by their errors; any other is an ERROR.
+UNJUDGED = {UnsupportedHereError: SuiteVerdict.UNSUPPORTED, StalePatchError: SuiteVerdict.PATCH_STALE}
 
 
 @click.command("upstream-tests")
@@ -47,21 +47,22 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     Exit status 0: all UNBROKEN; 1: something is not; 2: a pack names no tests; 5: nothing was judged.
     """
     packs, errors = options.load_packs(shared.packs, names)
-    for pack in packs if names else ():
-        suite.suite_of(pack)
-    packs = [pack for pack in packs if pack.definition.upstream_tests]
+    suites = [(pack, tests) for pack in packs if (tests := pack.definition.upstream_tests)]
+    if names and len(suites) < len(packs):
+        nameless = next(pack.name for pack in packs if not pack.definition.upstream_tests)
+        raise HarnessError(f"{nameless}: pack.toml has no [upstream_tests]. Next: see CONTRIBUTING.md")
     supervisor.adopt_orphans()
     with running.session(shared) as session:
-        rows = [_row(pack, session, shared.timeout, gpu=gpu) for pack in packs]
+        rows = [_row(pack, tests, session, shared.timeout, gpu=gpu) for pack, tests in suites]
     for row in rows:
-        if record and row.comparison.verdict in JUDGED:
+        if record and row.receipt:
             with room.guard(row.pack.receipts, "the pack", "--packs DIR"):
-                files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(row.document))
+                files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(asdict(row.receipt)))
     options.print_errors(errors)
     if rows:
         terminal.echo(f"logs: {session.folder}", err=True)
-        terminal.echo(as_text(rows), nl=False)
-    verdicts = {row.comparison.verdict for row in rows}
+        terminal.echo(_text(rows), nl=False)
+    verdicts = {row.verdict for row in rows}
     if errors:
         return Exit.WRONG_CALL
     if verdicts <= {SuiteVerdict.UNSUPPORTED}:
@@ -71,42 +72,35 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
 
 @dataclass(frozen=True)
 class Row:
-    """The result of one pack's suite, and its receipt. Without a tree there is only a verdict with its reason."""
+    """The result of one pack's suite; a suite that was not judged has no receipt."""
 
     pack: Pack
-    comparison: Comparison
-    document: dict[str, object]
+    patch: str
+    verdict: SuiteVerdict
+    reason: str
+    receipt: SuiteReceipt | None = None
 
 
-def _row(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Row:
+def _row(pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool) -> Row:
     """Run the suite of one pack; an error becomes the verdict of its row."""
-    started = dt.datetime.now(dt.UTC)
+    patch = pack.suite_patch(tests).name
     try:
-        laid_out = suite.lay_out(pack, session, timeout, gpu=gpu)
-        comparison = laid_out.compared()
-        return Row(pack, comparison, receipt.document(laid_out, comparison, started, running.command_line()))
-    except UnsupportedHereError as error:
-        comparison = Comparison(SuiteVerdict.UNSUPPORTED, str(error))
-    except HarnessError as error:
-        comparison = Comparison(SuiteVerdict.ERROR, str(error))
-    return Row(pack, comparison, {"pack": pack.name, "verdict": comparison.verdict, "reason": comparison.reason})
+        receipt = suite.lay_out(pack, tests, session, timeout, gpu=gpu).judge()
+    except (HarnessError, StalePatchError) as error:
+        return Row(pack, patch, UNJUDGED.get(type(error), SuiteVerdict.ERROR), str(error))
+    return Row(pack, patch, receipt.verdict, receipt.reason, receipt)
 
 
-def as_text(rows: list[Row]) -> str:
+def _text(rows: list[Row]) -> str:
     """Write a line for each test that changed, then the table."""
     lines: list[Table | str] = []
     table = Table("pack", "patch", "before", "after", "verdict", box=None)
     for row in rows:
-        if row.comparison.reason:
-            lines.append(f"{row.pack.name}: {row.comparison.reason}")
-        for test in (test for test in row.comparison.rows if test.change != Change.SAME):
+        lines += [f"{row.pack.name}: {row.reason}"] if row.reason else []
+        for test in row.receipt.tests if row.receipt else ():
             change = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
             lines.append(f"{row.pack.name}: {change}")
-        counts = [
-            ", ".join(f"{count} {result}" for result, count in row.comparison.counts(lane).items()) or "-"
-            for lane in ("before", "after")
-        ]
-        table.add_row(
-            row.pack.name, row.pack.suite_patch(suite.suite_of(row.pack)).name, *counts, row.comparison.verdict
-        )
+        lanes = (row.receipt.before, row.receipt.after) if row.receipt else ({}, {})
+        counts = [", ".join(f"{count} {result}" for result, count in lane.items()) or "-" for lane in lanes]
+        table.add_row(row.pack.name, row.patch, *counts, row.verdict)
     return terminal.render([*lines, table])
