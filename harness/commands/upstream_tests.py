@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import click
-from rich.table import Table
 
 from harness.commands import options, running
 from harness.commands.options import Shared
@@ -51,18 +50,18 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     if names and len(suites) < len(packs):
         nameless = next(pack.name for pack in packs if not pack.definition.upstream_tests)
         raise HarnessError(f"{nameless}: pack.toml has no [upstream_tests]. Next: see CONTRIBUTING.md")
-    supervisor.adopt_orphans()
-    with running.session(shared) as session:
-        rows = [_row(pack, tests, session, shared.timeout, gpu=gpu) for pack, tests in suites]
-    for row in rows:
-        if record and row.receipt:
-            with room.guard(row.pack.receipts, "the pack", "--packs DIR"):
-                files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(asdict(row.receipt)))
     options.print_errors(errors)
-    if rows:
+    supervisor.adopt_orphans()
+    verdicts = set()
+    with running.session(shared) as session:
+        for pack, tests in suites:
+            verdict, receipt = _judge(pack, tests, session, shared.timeout, gpu=gpu)
+            verdicts.add(verdict)
+            if record and receipt:
+                with room.guard(pack.receipts, "the pack", "--packs DIR"):
+                    files.write_atomic(pack.receipts / receipts.SUITE, receipts.to_json(asdict(receipt)))
+    if verdicts:
         terminal.echo(f"logs: {session.folder}", err=True)
-        terminal.echo(_text(rows), nl=False)
-    verdicts = {row.verdict for row in rows}
     if errors:
         return Exit.WRONG_CALL
     if verdicts <= {SuiteVerdict.UNSUPPORTED}:
@@ -70,37 +69,22 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     return Exit.DEVIATES if verdicts - {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.AS_EXPECTED
 
 
-@dataclass(frozen=True)
-class Row:
-    """The result of one pack's suite; a suite that was not judged has no receipt."""
-
-    pack: Pack
-    patch: str
-    verdict: SuiteVerdict
-    reason: str
-    receipt: SuiteReceipt | None = None
-
-
-def _row(pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool) -> Row:
-    """Run the suite of one pack; an error becomes the verdict of its row."""
-    patch = pack.suite_patch(tests).name
+def _judge(
+    pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool
+) -> tuple[SuiteVerdict, SuiteReceipt | None]:
+    """Run the suite of one pack, and print what it showed; a suite that was not judged has no receipt."""
+    name = f"{pack.name} with {pack.suite_patch(tests).name}"
     try:
-        receipt = suite.lay_out(pack, tests, session, timeout, gpu=gpu).judge()
+        receipt = suite.judge(pack, tests, session, timeout, gpu=gpu)
     except (HarnessError, StalePatchError) as error:
-        return Row(pack, patch, UNJUDGED.get(type(error), SuiteVerdict.ERROR), str(error))
-    return Row(pack, patch, receipt.verdict, receipt.reason, receipt)
-
-
-def _text(rows: list[Row]) -> str:
-    """Write a line for each test that changed, then the table."""
-    lines: list[Table | str] = []
-    table = Table("pack", "patch", "before", "after", "verdict", box=None)
-    for row in rows:
-        lines += [f"{row.pack.name}: {row.reason}"] if row.reason else []
-        for test in row.receipt.tests if row.receipt else ():
-            change = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
-            lines.append(f"{row.pack.name}: {change}")
-        lanes = (row.receipt.before, row.receipt.after) if row.receipt else ({}, {})
-        counts = [", ".join(f"{count} {result}" for result, count in lane.items()) or "-" for lane in lanes]
-        table.add_row(row.pack.name, row.patch, *counts, row.verdict)
-    return terminal.render([*lines, table])
+        verdict = UNJUDGED.get(type(error), SuiteVerdict.ERROR)
+        terminal.echo(f"{pack.name}: {error}\n{name}: {verdict}")
+        return verdict, None
+    lines = [receipt.reason] if receipt.reason else []
+    lines += [f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}" for test in receipt.tests]
+    for line in lines:
+        terminal.echo(f"{pack.name}: {line}")
+    lanes = (receipt.before, receipt.after)
+    before, after = (", ".join(f"{count} {result}" for result, count in lane.items()) for lane in lanes)
+    terminal.echo(f"{name}: {before} -> {after}: {receipt.verdict}")
+    return receipt.verdict, receipt

@@ -47,56 +47,7 @@ class Suite:
     devices: tuple[Device, ...]
     session: Session
 
-    def judge(self) -> SuiteReceipt:
-        """Run the tests without and with the patch, both with the test of the pack, and compare.
-
-        StalePatchError is raised where a patch does not apply. HarnessError is raised where a run as a whole fails, or
-        the receipt looks private.
-        """
-        started, pack, pristine = dt.datetime.now(dt.UTC), self.cell.pack, self.prepared.pristine
-        if self.prepared.patched is None:
-            raise StalePatchError(f"{self.prepared.patch}: {self.prepared.stale}")
-        before, after = self._with_test(pristine), self._with_test(self.prepared.patched)
-        listed = self._run("the list of tests", pristine, listing=True)
-        ends = self._run("without the patch", before), self._run("with the patch", after)
-        adds = pack.upstream_test_patch.exists()
-        rows = comparison.compare(listed, *ends, adds=adds)
-        verdict, reason = comparison.verdict(rows, adds=adds)
-        members, session, version = self.prepared.dependency_set, self.session, pristine.version
-        package, origin = pack.definition.upstream.package, self.cell.source.kind
-        receipt = SuiteReceipt(
-            schema=SCHEMA,
-            pack=pack.name,
-            verdict=verdict,
-            reason=reason,
-            upstream=UpstreamRecord(package, version, origin, pristine.sha256, commit_of(version)),
-            files=self.tests.files,
-            arguments=self.tests.arguments,
-            environment=self.tests.environment,
-            patch=patch_record(pack.suite_patch(self.tests)),
-            test_patch=patch_record(pack.upstream_test_patch),
-            dependencies=DependencyRecord(members.name, members.sha256, members.versions),
-            host=writer.host_record(session.host, tuple(device.gpu for device in self.devices)),
-            before=dict(Counter[str](sorted(row.before for row in rows))),
-            after=dict(Counter[str](sorted(row.after for row in rows))),
-            tests=tuple(row for row in rows if row.change != Change.SAME),
-            command=session.command(self.cell),
-            started=started.isoformat(timespec="milliseconds"),
-            seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
-        )
-        scrub = writer.scrubber(pack, session.cache, session.host, members, {})
-        scrubbed: SuiteReceipt = scrub.document(receipt, "upstream_tests", writer.without_lane_folders)
-        return scrubbed
-
-    def _with_test(self, tree: Tree) -> Tree:
-        """Apply upstream_test.patch, if there is one. It need not fit exactly, since fix.patch may touch its files."""
-        test, upstream = self.cell.pack.upstream_test_patch, self.cell.pack.definition.upstream
-        try:
-            return patch.apply(self.session.cache, tree, upstream, test, exact=False) if test.exists() else tree
-        except StalePatchError as error:
-            raise StalePatchError(f"{test.name}: {error}") from None
-
-    def _run(self, name: str, tree: Tree, *, listing: bool = False) -> dict[str, CaseEnd]:
+    def run(self, name: str, tree: Tree, *, listing: bool = False) -> dict[str, CaseEnd]:
         """Run the suite in a copy of a tree, since tests may write into it; with `listing`, pytest only lists them.
 
         HarnessError is raised where the run as a whole fails.
@@ -146,12 +97,55 @@ class Suite:
         )
 
 
-def lay_out(pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool) -> Suite:
-    """Lay out the trees and the dependency set of upstream's tests.
+def judge(pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool) -> SuiteReceipt:
+    """Run upstream's tests without and with the patch, both with the test of the pack, and compare.
 
-    `gpu` shows a GPU also to tests that do not need one. UnsupportedHereError is raised where this host lacks a GPU, or
-    lies outside the pack's range. HarnessError is raised where a tree or a wheel cannot be fetched.
+    `gpu` shows a GPU also to tests that do not need one. UnsupportedHereError is raised where this host lacks a GPU,
+    lies outside the pack's range, or skips every test. StalePatchError is raised where a patch does not apply, and
+    HarnessError where a tree or a wheel cannot be fetched, a run as a whole fails, or the receipt looks private.
     """
+    started, suite = dt.datetime.now(dt.UTC), _lay_out(pack, tests, session, timeout, gpu=gpu)
+    prepared, pristine = suite.prepared, suite.prepared.pristine
+    if prepared.patched is None:
+        raise StalePatchError(f"{prepared.patch}: {prepared.stale}")
+    trees, own = [pristine, prepared.patched], pack.upstream_test_patch
+    if own.exists():  # it need not fit exactly, since fix.patch may touch its files
+        upstream = pack.definition.upstream
+        try:
+            trees = [patch.apply(session.cache, tree, upstream, own, exact=False) for tree in trees]
+        except StalePatchError as error:
+            raise StalePatchError(f"{own.name}: {error}") from None
+    listed = suite.run("the list of tests", pristine, listing=True)
+    before, after = suite.run("without the patch", trees[0]), suite.run("with the patch", trees[1])
+    rows = comparison.compare(listed, before, after, adds=own.exists())
+    verdict, reason = comparison.verdict(rows, adds=own.exists())
+    members, package, version = prepared.dependency_set, pack.definition.upstream.package, pristine.version
+    receipt = SuiteReceipt(
+        schema=SCHEMA,
+        pack=pack.name,
+        verdict=verdict,
+        reason=reason,
+        upstream=UpstreamRecord(package, version, suite.cell.source.kind, pristine.sha256, commit_of(version)),
+        files=tests.files,
+        arguments=tests.arguments,
+        environment=tests.environment,
+        patch=patch_record(pack.suite_patch(tests)),
+        test_patch=patch_record(own),
+        dependencies=DependencyRecord(members.name, members.sha256, members.versions),
+        host=writer.host_record(session.host, tuple(device.gpu for device in suite.devices)),
+        before=dict(Counter[str](sorted(row.before for row in rows))),
+        after=dict(Counter[str](sorted(row.after for row in rows))),
+        tests=tuple(row for row in rows if row.change != Change.SAME),
+        command=session.command(suite.cell),
+        started=started.isoformat(timespec="milliseconds"),
+        seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
+    )
+    scrub = writer.scrubber(pack, session.cache, session.host, members, {})
+    scrubbed: SuiteReceipt = scrub.document(receipt, "upstream_tests", writer.without_lane_folders)
+    return scrubbed
+
+
+def _lay_out(pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool) -> Suite:
     cache, host, wants_gpu = session.cache, session.host, tests.gpu or gpu
     target = host.auto_target if wants_gpu else "cpu"
     devices = tuple(device for device in session.devices if device.gpu.target == target)

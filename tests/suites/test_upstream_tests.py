@@ -237,9 +237,10 @@ def _said(output: str, pack: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(bench: Workbench) -> dict[str, dict[str, Any]]:
-    """Run every case at once; map its name to its document."""
-    status, output, _ = _run(bench, "--record")
-    assert status == 1
+    """Run every case, nine or so in a call; map its name to its document."""
+    calls = [_run(bench, glob, "--record") for glob in ("0*", "1*", "2*")]
+    assert [status for status, *_ in calls] == [1, 1, 1]
+    output = "".join(text for _, text, _ in calls)
     documents = {}
     for name in CASES:
         path = _pack(bench, name) / "receipts/upstream_tests.json"
