@@ -29,6 +29,7 @@ TAIL_LINES = 12
 def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run git in a checkout, with the user's environment."""
     environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    environment["LC_ALL"] = "C.UTF-8"  # an offset is read from its messages
     return git.start([*arguments], folder, environment)
 
 
@@ -77,19 +78,17 @@ def make(pack: Pack, folder: Path) -> list[str]:
             raise HarnessError(
                 f"git, or a hook of the checkout, refused the commit; the checkout is as it was: {output}"
             )
-    commit = _git_output(folder, "rev-parse", "HEAD")
-    author = _git_output(folder, "show", "--no-patch", "--format=%an <%ae>")
+    form = f"--format=branch {branch}, commit %h by %an <%ae>%n%s"
     return [
-        f"branch {branch}, commit {commit[:12]} by {author}",
-        _git_output(folder, "show", "--stat", "--format=%s", "HEAD"),
+        _git_output(folder, "show", "--stat", "--abbrev=12", form, "HEAD"),
         f"left to you, when you have read the commit: git push YOUR-FORK {branch}, and gh pr create --draft --fill",
     ]
 
 
 def _require_clean(folder: Path) -> None:
     """Refuse a folder that is no clean checkout; in a folder below the top git leaves out files silently."""
-    top = _run_git(folder, "rev-parse", "--show-toplevel") if folder.is_dir() else None
-    if top is None or top.returncode != 0 or Path(top.stdout.rstrip("\n")).resolve() != folder:
+    top = _run_git(folder, "rev-parse", "--show-toplevel")
+    if top.returncode != 0 or Path(top.stdout.rstrip("\n")).resolve() != folder:
         raise HarnessError(f"--pr {folder}: not the top of a git checkout. Next: git clone the upstream")
     changes = _git_output(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
     if changes:
