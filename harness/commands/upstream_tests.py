@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
@@ -55,7 +55,8 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     verdicts = set()
     with running.session(shared) as session:
         for pack, tests in suites:
-            verdict, receipt = _judge(pack, tests, session, shared.timeout, gpu=gpu)
+            asked = replace(tests, gpu=gpu or tests.gpu, timeout_s=shared.timeout or tests.timeout_s)
+            verdict, receipt = _judge(pack, asked, session)
             verdicts.add(verdict)
             if record and receipt:
                 with room.guard(pack.receipts, "the pack", "--packs DIR"):
@@ -69,13 +70,11 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     return Exit.DEVIATES if verdicts - {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.AS_EXPECTED
 
 
-def _judge(
-    pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool
-) -> tuple[SuiteVerdict, SuiteReceipt | None]:
+def _judge(pack: Pack, tests: UpstreamTests, session: Session) -> tuple[SuiteVerdict, SuiteReceipt | None]:
     """Run the suite of one pack, and print what it showed; a suite that was not judged has no receipt."""
     name = f"{pack.name} with {pack.suite_patch(tests).name}"
     try:
-        receipt = suite.judge(pack, tests, session, timeout, gpu=gpu)
+        receipt = suite.judge(pack, tests, session)
     except (HarnessError, StalePatchError) as error:
         verdict = UNJUDGED.get(type(error), SuiteVerdict.ERROR)
         terminal.echo(f"{pack.name}: {error}\n{name}: {verdict}")

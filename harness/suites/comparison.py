@@ -80,9 +80,9 @@ def read(report: Path, status: int, *, listing: bool) -> dict[str, CaseEnd]:
 
 
 def _test(case: ET.Element) -> str:
-    """Return pytest's id of a test, or of a module."""
+    """Return pytest's id of a module or a test; a test that is inherited from another file has the path of that one."""
     file, owner = case.get("file", ""), case.get("classname", "")
-    classes = owner.removeprefix(file.removesuffix(".py").replace("/", ".")).split(".")[1:]
+    classes = f"{owner}.".removeprefix(file.removesuffix("py").replace("/", ".")).split(".")[:-1]
     return "::".join([file, *classes, case.get("name", "")]) if owner else file
 
 

@@ -91,20 +91,20 @@ class Suite:
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # no plugin that nobody named
             },
             folder=work / "cwd",
-            timeout=self.cell.timeout or self.tests.timeout_s,
+            timeout=self.tests.timeout_s,
             gate=work / "gate",
             locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
         )
 
 
-def judge(pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool) -> SuiteReceipt:
+def judge(pack: Pack, tests: UpstreamTests, session: Session) -> SuiteReceipt:
     """Run upstream's tests without and with the patch, both with the test of the pack, and compare.
 
-    `gpu` shows a GPU also to tests that do not need one. UnsupportedHereError is raised where this host lacks a GPU,
-    lies outside the pack's range, or skips every test. StalePatchError is raised where a patch does not apply, and
-    HarnessError where a tree or a wheel cannot be fetched, a run as a whole fails, or the receipt looks private.
+    UnsupportedHereError is raised where this host lacks a GPU, lies outside the pack's range, or skips every test.
+    StalePatchError is raised where a patch does not apply, and HarnessError where a tree or a wheel cannot be fetched,
+    a run as a whole fails, or the receipt looks private.
     """
-    started, suite = dt.datetime.now(dt.UTC), _lay_out(pack, tests, session, timeout, gpu=gpu)
+    started, suite = dt.datetime.now(dt.UTC), _lay_out(pack, tests, session)
     prepared, pristine = suite.prepared, suite.prepared.pristine
     if prepared.patched is None:
         raise StalePatchError(f"{prepared.patch}: {prepared.stale}")
@@ -145,12 +145,12 @@ def judge(pack: Pack, tests: UpstreamTests, session: Session, timeout: float | N
     return scrubbed
 
 
-def _lay_out(pack: Pack, tests: UpstreamTests, session: Session, timeout: float | None, *, gpu: bool) -> Suite:
-    cache, host, wants_gpu = session.cache, session.host, tests.gpu or gpu
-    target = host.auto_target if wants_gpu else "cpu"
+def _lay_out(pack: Pack, tests: UpstreamTests, session: Session) -> Suite:
+    cache, host = session.cache, session.host
+    target = host.auto_target if tests.gpu else "cpu"
     devices = tuple(device for device in session.devices if device.gpu.target == target)
-    if wants_gpu and not devices:
-        raise UnsupportedHereError("no GPU here, and upstream's tests need one" if tests.gpu else "no GPU here")
+    if tests.gpu and not devices:
+        raise UnsupportedHereError("no GPU here, and upstream's tests are to run on one")
     if reason := version_mismatch(pack, host):
         raise UnsupportedHereError(reason)
     cell = Cell(
@@ -159,7 +159,6 @@ def _lay_out(pack: Pack, tests: UpstreamTests, session: Session, timeout: float 
         evidence=None,  # a suite has none
         source=parse_source(tests.origin or None, pack.definition),
         dependencies=(tests.dependencies,),
-        timeout=timeout,
         patch=pack.suite_patch(tests),
         environment=built_environment.find_environment(cache, host, pack.definition.stated(target).environment),
     )

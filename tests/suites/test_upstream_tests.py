@@ -165,7 +165,7 @@ CASES = {
         "UNBROKEN",
         table='environment = { TOY = "yes" }',
     ),
-    "needs_a_gpu": Case(_alone(SOUND), "UNSUPPORTED", "no GPU here, and upstream's tests need one", table="gpu = true"),
+    "needs_a_gpu": Case(_alone(SOUND), "UNSUPPORTED", "no GPU here, and upstream's tests are", table="gpu = true"),
     "brings_a_test": Case(_alone(SOUND), "UNBROKEN", brings=_alone(SOUND + WEIGHTS)),
     "brings_only_a_file": Case(
         {}, "UNBROKEN", brings={"tests/test_weights.py": WEIGHTS}, table='files = ["tests/test_weights.py"]'
