@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from harness.core import structure
+from harness.suites import comparison
 from harness.suites.receipt import SuiteReceipt
 from testing import mirrors, toys
 from testing import workbench as benches
@@ -296,6 +297,15 @@ def test_the_document_says_what_was_run(bench: Workbench, found: dict[str, dict[
     assert [patch and patch.name for patch in (one.patch, one.test_patch)] == ["fix.patch", "upstream_test.patch"]
     assert list(one.dependencies.packages) == ["pytest"]
     assert str(bench.folder) not in json.dumps(document)
+
+
+def test_a_test_that_two_classes_inherit_from_another_file_is_two(tmp_path: Path) -> None:
+    names = ("test_x.TestX", "test_y.TestX", "base.Base", "base_more.Base")
+    cases = "".join(f'<testcase classname="tests.{name}" name="test_a" file="tests/base.py"/>' for name in names)
+    (tmp_path / "report.xml").write_text(f"<testsuite>{cases}</testsuite>")
+    ends = comparison.read(tmp_path / "report.xml", 0, listing=False)
+    assert len(ends) == len(names)
+    assert "tests/base.py::Base::test_a" in ends
 
 
 def test_a_receipt_is_recorded_on_request_and_other_verbs_leave_it_alone(bench: Workbench) -> None:
