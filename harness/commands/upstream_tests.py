@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 
 import click
-from rich.table import Table
 
 from harness.commands import options, running
 from harness.commands.options import Shared
@@ -14,14 +12,15 @@ from harness.core import files, room, terminal
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.words import Exit, SuiteVerdict
 from harness.lane import supervisor
-from harness.pack.model import Pack
+from harness.pack.model import Pack, UpstreamTests
 from harness.receipt import receipt as receipts
 from harness.schedule.session import Session
-from harness.suites import receipt, suite
-from harness.suites.comparison import Change, Comparison
+from harness.suites import suite
+from harness.suites.receipt import SuiteReceipt
+from harness.upstream.patch import StalePatchError
 
-#: The verdicts of suites that were judged: only their receipts are recorded.
-JUDGED = {SuiteVerdict.UNBROKEN, SuiteVerdict.BREAKS_TESTS, SuiteVerdict.NEW_TEST_WRONG}
+#: The verdicts of suites that were not judged, by their errors; any other is an ERROR.
+UNJUDGED = {UnsupportedHereError: SuiteVerdict.UNSUPPORTED, StalePatchError: SuiteVerdict.PATCH_STALE}
 
 
 @click.command("upstream-tests")
@@ -47,21 +46,23 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     Exit status 0: all UNBROKEN; 1: something is not; 2: a pack names no tests; 5: nothing was judged.
     """
     packs, errors = options.load_packs(shared.packs, names)
-    for pack in packs if names else ():
-        suite.suite_of(pack)
-    packs = [pack for pack in packs if pack.definition.upstream_tests]
-    supervisor.adopt_orphans()
-    with running.session(shared) as session:
-        rows = [_row(pack, session, shared.timeout, gpu=gpu) for pack in packs]
-    for row in rows:
-        if record and row.comparison.verdict in JUDGED:
-            with room.guard(row.pack.receipts, "the pack", "--packs DIR"):
-                files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(row.document))
+    suites = [(pack, tests) for pack in packs if (tests := pack.definition.upstream_tests)]
+    if names and len(suites) < len(packs):
+        nameless = next(pack.name for pack in packs if not pack.definition.upstream_tests)
+        raise HarnessError(f"{nameless}: pack.toml has no [upstream_tests]. Next: see CONTRIBUTING.md")
     options.print_errors(errors)
-    if rows:
+    supervisor.adopt_orphans()
+    verdicts = set()
+    with running.session(shared) as session:
+        for pack, tests in suites:
+            asked = replace(tests, gpu=gpu or tests.gpu, timeout_s=shared.timeout or tests.timeout_s)
+            verdict, receipt = _judge(pack, asked, session)
+            verdicts.add(verdict)
+            if record and receipt:
+                with room.guard(pack.receipts, "the pack", "--packs DIR"):
+                    files.write_atomic(pack.receipts / receipts.SUITE, receipts.to_json(asdict(receipt)))
+    if verdicts:
         terminal.echo(f"logs: {session.folder}", err=True)
-        terminal.echo(as_text(rows), nl=False)
-    verdicts = {row.comparison.verdict for row in rows}
     if errors:
         return Exit.WRONG_CALL
     if verdicts <= {SuiteVerdict.UNSUPPORTED}:
@@ -69,44 +70,20 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     return Exit.DEVIATES if verdicts - {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.AS_EXPECTED
 
 
-@dataclass(frozen=True)
-class Row:
-    """The result of one pack's suite, and its receipt. Without a tree there is only a verdict with its reason."""
-
-    pack: Pack
-    comparison: Comparison
-    document: dict[str, object]
-
-
-def _row(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Row:
-    """Run the suite of one pack; an error becomes the verdict of its row."""
-    started = dt.datetime.now(dt.UTC)
+def _judge(pack: Pack, tests: UpstreamTests, session: Session) -> tuple[SuiteVerdict, SuiteReceipt | None]:
+    """Run the suite of one pack, and print what it showed; a suite that was not judged has no receipt."""
+    name = f"{pack.name} with {pack.suite_patch(tests).name}"
     try:
-        laid_out = suite.lay_out(pack, session, timeout, gpu=gpu)
-        comparison = laid_out.compared()
-        return Row(pack, comparison, receipt.document(laid_out, comparison, started, running.command_line()))
-    except UnsupportedHereError as error:
-        comparison = Comparison(SuiteVerdict.UNSUPPORTED, str(error))
-    except HarnessError as error:
-        comparison = Comparison(SuiteVerdict.ERROR, str(error))
-    return Row(pack, comparison, {"pack": pack.name, "verdict": comparison.verdict, "reason": comparison.reason})
-
-
-def as_text(rows: list[Row]) -> str:
-    """Write a line for each test that changed, then the table."""
-    lines: list[Table | str] = []
-    table = Table("pack", "patch", "before", "after", "verdict", box=None)
-    for row in rows:
-        if row.comparison.reason:
-            lines.append(f"{row.pack.name}: {row.comparison.reason}")
-        for test in (test for test in row.comparison.rows if test.change != Change.SAME):
-            change = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
-            lines.append(f"{row.pack.name}: {change}")
-        counts = [
-            ", ".join(f"{count} {result}" for result, count in row.comparison.counts(lane).items()) or "-"
-            for lane in ("before", "after")
-        ]
-        table.add_row(
-            row.pack.name, row.pack.suite_patch(suite.suite_of(row.pack)).name, *counts, row.comparison.verdict
-        )
-    return terminal.render([*lines, table])
+        receipt = suite.judge(pack, tests, session)
+    except (HarnessError, StalePatchError) as error:
+        verdict = UNJUDGED.get(type(error), SuiteVerdict.ERROR)
+        terminal.echo(f"{pack.name}: {error}\n{name}: {verdict}")
+        return verdict, None
+    lines = [receipt.reason] if receipt.reason else []
+    lines += [f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}" for test in receipt.tests]
+    for line in lines:
+        terminal.echo(f"{pack.name}: {line}")
+    lanes = (receipt.before, receipt.after)
+    before, after = (", ".join(f"{count} {result}" for result, count in lane.items()) for lane in lanes)
+    terminal.echo(f"{name}: {before} -> {after}: {receipt.verdict}")
+    return receipt.verdict, receipt

@@ -123,7 +123,6 @@ class TestResult(StrEnum):
     BROKE = "error"
     SKIPPED = "skipped"
     EXPECTED = "xfailed"
-    UNEXPECTED = "xpassed"
     MISSING = "missing"
 
 

@@ -21,6 +21,8 @@ PARTS = ("reproduce.py", "contract.py", "fix.patch", "fix.head.patch", "ask.patc
 FOLDERS = {"": "", "head": " --upstream head", "ask": " --upstream ask"}
 #: The date of every member, so that the same pack gives the same bytes.
 DATE = (2026, 1, 1, 0, 0, 0)
+#: The attributes of every member: a file that all may read.
+PLAIN_FILE = 0o644 << 16
 
 
 def rerun(pack: Pack, receipts: list[Receipt]) -> str:
@@ -92,6 +94,6 @@ def build(pack: Pack, scrubber: Scrubber) -> bytes:
             scrubber.require_clean(name, data.decode(errors="replace"))
             member = zipfile.ZipInfo(f"{pack.name}/{name}", DATE)
             member.compress_type = zipfile.ZIP_DEFLATED
-            member.external_attr = 0o644 << 16
+            member.external_attr = PLAIN_FILE
             bundle.writestr(member, data)
     return stream.getvalue()

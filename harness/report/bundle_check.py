@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import io
 import re
-import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.pack.model import Pack
@@ -22,52 +20,34 @@ from harness.receipt.receipt import load as load_receipt
 from harness.report import bundle, receipt_check
 
 MOST_MEMBERS = 500
-#: Bytes of one member, unpacked.
-MOST_BYTES = 1 << 25
 #: Bytes of all members, unpacked.
-MOST_IN_ALL = 1 << 27
-LONGEST_NAME = 200
-#: The name of a member, which leads nowhere out of the pack's folder.
-NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*", re.ASCII)
+MOST_BYTES = 1 << 27
+#: The name of a receipt or of its log in a bundle.
+RECEIPT = re.compile(r"receipts/(?:(?:head|ask)/)?\w[\w.-]{0,120}\.(?:json|log)", re.ASCII)
 
 
 def _read_members(data: bytes) -> dict[str, bytes]:
-    """Read a zip as the runner writes it: plain files of bounded size under names that lead nowhere else.
+    """Read a zip as the runner writes it; HarnessError is raised for any other file.
 
-    HarnessError is raised for any other file.
+    Names are taken as they are: those that no bundle has are refused afterwards.
     """
+    content: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
-            problem = next(_zip_problems(data, archive, infos), "")
-            if problem:
-                raise HarnessError(problem)
-            content = {}
+            if archive.comment or not data.startswith(b"PK\x03\x04"):
+                raise HarnessError("it is no bundle: something stands around the zip")
+            if len(infos) > MOST_MEMBERS or sum(info.file_size for info in infos) > MOST_BYTES:
+                raise HarnessError(f"it is no bundle: it has more than {MOST_MEMBERS} members or {MOST_BYTES} bytes")
             for info in infos:
-                with archive.open(info) as member:  # reads at most one byte more than the member states
-                    content[info.filename] = member.read(info.file_size + 1)
-            return content
+                if info.external_attr != bundle.PLAIN_FILE or info.compress_type != zipfile.ZIP_DEFLATED:
+                    raise HarnessError(f"member {info.filename[:60]!r}: no plain file as a bundle has it")
+                if info.filename in content:
+                    raise HarnessError(f"member {info.filename[:60]!r}: it stands there twice")
+                content[info.filename] = archive.read(info)  # at most the bytes that the member states
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
         raise HarnessError(f"it is no zip that can be read: {error}") from None
-
-
-def _zip_problems(data: bytes, archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> Iterator[str]:
-    if archive.comment or not data.startswith(b"PK\x03\x04") or len(infos) > MOST_MEMBERS:
-        yield f"it is no bundle: something stands around the zip, or it has more than {MOST_MEMBERS} members"
-    if sum(info.file_size for info in infos) > MOST_IN_ALL:
-        yield f"its members state more than {MOST_IN_ALL} bytes"
-    names = [info.filename.casefold() for info in infos]
-    folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
-    yield from (f"{name} is a file and a folder" for name in names if name in folders)
-    for info in infos:
-        mode, packing = info.external_attr >> 16, (info.compress_type, info.flag_bits & 1)
-        is_plain = stat.S_IFMT(mode) in (0, stat.S_IFREG) and not mode & 0o111 and packing == (zipfile.ZIP_DEFLATED, 0)
-        if not is_plain or not NAME.fullmatch(info.filename) or len(info.filename) > LONGEST_NAME:
-            yield f"member {info.filename[:60]!r}: no plain file of the pack's folder"
-        elif names.count(info.filename.casefold()) > 1:
-            yield f"member {info.filename}: it stands there twice"
-        elif info.file_size > MOST_BYTES:
-            yield f"member {info.filename}: it is larger than {MOST_BYTES} bytes"
+    return content
 
 
 def _receipt_errors(pack: Pack, path: Path) -> list[str]:
@@ -86,7 +66,7 @@ def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:
     except HarnessError as error:
         return [str(error)]
     problems = [f"{name}: it is missing" for name in expected if name not in content]
-    problems += [f"{name}: no bundle of this pack has it" for name in content if name not in expected]
+    problems += [f"{name[:200]}: no bundle of this pack has it" for name in content if name not in expected]
     names = (name for name, text in expected.items() if content.get(name, text) != text)
     return problems + [f"{name}: it differs from this repository's" for name in names]
 
@@ -103,10 +83,10 @@ def errors(data: bytes, packs: list[Pack]) -> list[str]:
         return [f"it is of no pack of this repository: {', '.join(sorted(folders))[:80]}"]
     content = {name.partition("/")[2]: member for name, member in content.items()}
     with tempfile.TemporaryDirectory() as folder:
-        for name in (name for name in content if name.startswith("receipts/")):
+        for name in filter(RECEIPT.fullmatch, content):
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content[name])
-        names = sorted(name for name in content if name.startswith("receipts/") and name.endswith(".json"))
-        problems = [f"{name}: {error}" for name in names for error in _receipt_errors(pack, Path(folder, name))]
+        paths = sorted(Path(folder).rglob("*.json"))
+        problems = [f"{path.relative_to(folder)}: {error}" for path in paths for error in _receipt_errors(pack, path)]
         return problems or _text_errors(replace(pack, receipts_elsewhere=Path(folder, "receipts")), content)

@@ -29,6 +29,7 @@ TAIL_LINES = 12
 def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run git in a checkout, with the user's environment."""
     environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    environment["LC_ALL"] = "C.UTF-8"  # an offset is read from its messages
     return git.start([*arguments], folder, environment)
 
 
@@ -70,20 +71,24 @@ def make(pack: Pack, folder: Path) -> list[str]:
     with _new_branch(folder, branch):
         for path in filter(Path.exists, (fix, pack.upstream_test_patch)):
             _apply(folder, path)
-        _commit(folder, message)
-    commit = _git_output(folder, "rev-parse", "HEAD")
-    author = _git_output(folder, "show", "--no-patch", "--format=%an <%ae>")
+        options = ("--quiet", "--no-signoff", "--cleanup=whitespace", f"--message={message}")
+        completed = _run_git(folder, "commit", *options)  # with the user's own identity and hooks
+        if completed.returncode != 0:
+            output = _last_lines(completed.stderr + completed.stdout)
+            raise HarnessError(
+                f"git, or a hook of the checkout, refused the commit; the checkout is as it was: {output}"
+            )
+    form = f"--format=branch {branch}, commit %h by %an <%ae>%n%s"
     return [
-        f"branch {branch}, commit {commit[:12]} by {author}",
-        _git_output(folder, "show", "--stat", "--format=%s", "HEAD"),
+        _git_output(folder, "show", "--stat", "--abbrev=12", form, "HEAD"),
         f"left to you, when you have read the commit: git push YOUR-FORK {branch}, and gh pr create --draft --fill",
     ]
 
 
 def _require_clean(folder: Path) -> None:
     """Refuse a folder that is no clean checkout; in a folder below the top git leaves out files silently."""
-    top = _run_git(folder, "rev-parse", "--show-toplevel") if folder.is_dir() else None
-    if top is None or top.returncode != 0 or Path(top.stdout.rstrip("\n")).resolve() != folder:
+    top = _run_git(folder, "rev-parse", "--show-toplevel")
+    if top.returncode != 0 or Path(top.stdout.rstrip("\n")).resolve() != folder:
         raise HarnessError(f"--pr {folder}: not the top of a git checkout. Next: git clone the upstream")
     changes = _git_output(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
     if changes:
@@ -97,7 +102,7 @@ def _apply(folder: Path, path: Path) -> None:
     completed = _run_git(folder, *EXACTLY, "apply", "--verbose", "--index", str(path.resolve()))
     offsets = [line.strip() for line in completed.stderr.splitlines() if "offset" in line or "fuzz" in line]
     if completed.returncode != 0 or offsets:
-        reason = offsets[0] if offsets else _refusal_reason(folder, path, completed.stderr)
+        reason = offsets[0] if offsets else patch.refusal(folder, path.resolve(), [], completed.stderr)
         raise HarnessError(
             f"{path.name} does not fit the checkout's commit exactly: {reason}. "
             "Next: git switch --detach to the commit that the pack's report names"
@@ -105,13 +110,6 @@ def _apply(folder: Path, path: Path) -> None:
     for file in verifiable:
         if _blob(folder, file.path) != file.after:
             raise HarnessError(f"{file.path} is not what the patch's index line says after applying it")
-
-
-def _refusal_reason(folder: Path, path: Path, output: str) -> str:
-    if _run_git(folder, *EXACTLY, "apply", "--check", "--reverse", str(path.resolve())).returncode == 0:
-        return "it holds these changes already"
-    lines = [line.removeprefix("error:").strip() for line in output.splitlines() if line.startswith("error:")]
-    return next((line for line in lines if not line.startswith("while searching")), _last_lines(output))
 
 
 def _blob(folder: Path, path: str) -> str:
@@ -122,22 +120,13 @@ def _blob(folder: Path, path: str) -> str:
 @contextmanager
 def _new_branch(folder: Path, branch: str) -> Iterator[None]:
     """Make a branch and stay on it; after an error, leave the checkout as it was."""
-    current = _run_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
     commit = _git_output(folder, "rev-parse", "HEAD")
-    back = [current.stdout.strip()] if current.returncode == 0 else ["--detach", commit]
+    back = _git_output(folder, "branch", "--show-current") or commit
     _git_output(folder, "switch", "--quiet", "--create", branch)
     try:
         yield
     except BaseException:
         _run_git(folder, "reset", "--quiet", "--hard", commit)
-        _run_git(folder, "switch", "--quiet", *back)
+        _run_git(folder, "checkout", "--quiet", back, "--")
         _run_git(folder, "branch", "--quiet", "-D", branch)
         raise
-
-
-def _commit(folder: Path, message: str) -> None:
-    """Commit with the user's own identity and hooks."""
-    completed = _run_git(folder, "commit", "--quiet", "--no-signoff", "--cleanup=whitespace", f"--message={message}")
-    if completed.returncode != 0:
-        output = _last_lines(completed.stderr + completed.stdout)
-        raise HarnessError(f"git, or a hook of the checkout, refused the commit; the checkout is as it was: {output}")

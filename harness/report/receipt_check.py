@@ -37,16 +37,12 @@ def _lane_errors(lane: LaneRecord) -> Iterator[str]:
     if lane.verdict == LaneVerdict.ERROR:
         return
     if lane.script:
-        word, _, reason = lane.script.partition(": ")
-        sentinel = script.read(lane.script, script.STATUS.get(LaneVerdict(word), -1)) if word in script.STATUS else None
-        if sentinel is None or sentinel.reason != reason or sentinel.verdict == LaneVerdict.ERROR:
-            yield f"script: {lane.script[:60]!r} is no sentinel"
-        else:
-            judgement, status = lane_verdict.judge_files(sentinel, lane.checks), script.STATUS[sentinel.verdict]
-            if judgement != (lane.verdict, lane.reason):
-                yield f"script and checks say {judgement[0]}: {judgement[1]}"
-            if lane.exit_status != status:
-                yield f"exit_status: {lane.exit_status}, not {status}"
+        sentinel = script.read(lane.script, lane.exit_status)
+        judgement = lane_verdict.judge_files(sentinel, lane.checks)
+        if sentinel.text != lane.script:
+            yield f"script {lane.script[:60]!r}: {sentinel.reason}"
+        elif judgement != (lane.verdict, lane.reason):
+            yield f"script and checks say {judgement[0]}: {judgement[1]}"
     elif lane_verdict.verdict_of_checks(lane.checks) != lane.verdict:
         yield f"verdict: {lane.verdict}; its checks say {lane_verdict.verdict_of_checks(lane.checks)}"
     if lane.verdict != LaneVerdict.UNSUPPORTED and not lane.upstream:

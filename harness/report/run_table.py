@@ -56,8 +56,7 @@ def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> 
     """Build the row of one outcome."""
     cell = outcome.cell
     definition = cell.pack.definition
-    lanes = {LaneName.PRISTINE: outcome.pristine, LaneName.PATCHED: outcome.patched}
-    measured = {name: lane.figure(definition.leading_figure) for name, lane in lanes.items() if lane}
+    measured = {name: lane.figure(definition.leading_figure) for name, lane in outcome.lanes.items()}
     return RunRow(
         pack=cell.pack.name,
         kind=definition.kind,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.words import SuiteVerdict, TestResult
+from harness.lane.results import FAILED, STATUSES
 
-GREEN = {TestResult.PASSED, TestResult.EXPECTED, TestResult.UNEXPECTED}
+GREEN = {TestResult.PASSED, TestResult.EXPECTED}
 RED = {TestResult.FAILED, TestResult.BROKE, TestResult.MISSING}
 #: The XML elements of a test that did not simply pass, the worst first.
 TAGS = {"failure": TestResult.FAILED, "error": TestResult.BROKE, "skipped": TestResult.SKIPPED}
@@ -50,42 +51,39 @@ class CaseRow:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The verdict of upstream's tests on a patch; `rows` are all tests, in their order."""
+def read(report: Path, status: int, *, listing: bool) -> dict[str, CaseEnd]:
+    """Read the report of a pytest that ended with `status`: how each test ended, and each module that skips itself.
 
-    verdict: SuiteVerdict
-    reason: str
-    rows: tuple[CaseRow, ...] = ()
-
-    def counts(self, lane: str) -> dict[str, int]:
-        """Count the tests of the lane ``before`` or ``after`` by their results."""
-        return dict(sorted(Counter(str(getattr(row, lane)) for row in self.rows).items()))
-
-
-def read(report: Path, tree: Path) -> tuple[dict[str, CaseEnd], dict[str, CaseEnd]]:
-    """Read a report of pytest: the end of each test, and of each module that pytest did not collect.
-
-    ET.ParseError is raised where the report is cut off.
+    ValueError is raised where the report is cut off, a module cannot be collected, report and status disagree, or no
+    test ran, unless pytest only had to list them.
     """
-    tests: dict[str, CaseEnd] = {}
-    modules: dict[str, CaseEnd] = {}
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - expat refuses to expand entities without bound
-        owner, name, end = case.get("classname", ""), case.get("name", ""), _end(case)
-        ends, key = (tests, f"{_node(owner, tree)}::{name}") if owner else (modules, _node(name, tree))
-        if key not in ends or end.result in RED:  # the report has a test twice that fails, and then breaks in teardown
-            ends[key] = end
-    return tests, modules
+    ends: dict[str, CaseEnd] = {}
+    try:
+        for case in ET.parse(report).iter("testcase"):  # noqa: S314 - expat refuses to expand entities without bound
+            test, end = _test(case), _end(case)
+            if test not in ends or end.result in RED:  # a test that fails, and then breaks in teardown, is there twice
+                ends[test] = end
+    except (OSError, ET.ParseError):
+        raise ValueError(f"it ended with status {status} before pytest did") from None
+    broken = [f"{name}: {end.reason}" for name, end in ends.items() if "::" not in name and end.result in RED]
+    if broken:
+        raise ValueError(f"cannot be collected: {'; '.join(broken)}")
+    if status not in STATUSES:
+        raise ValueError(f"pytest ended with status {status}")
+    if not listing and all("::" not in name for name in ends):
+        skipped = "; ".join(f"{name}: {end.reason}" for name, end in ends.items())
+        raise ValueError("no test was collected" + (f" (skipped: {skipped})" if skipped else ""))
+    has_red = any(end.result in RED for end in ends.values())
+    if has_red != (status == FAILED):
+        raise ValueError(f"pytest ended with status {status}, and {'a' if has_red else 'no'} test failed")
+    return ends
 
 
-def _node(owner: str, tree: Path) -> str:
-    """Return pytest's id of a module or class from its dotted name in the report."""
-    parts = owner.split(".")
-    for count in range(len(parts), 0, -1):
-        file = f"{'/'.join(parts[:count])}.py"
-        if (tree / file).is_file():
-            return "::".join([file, *parts[count:]])
-    return owner
+def _test(case: ET.Element) -> str:
+    """Return pytest's id of a module or a test; a test that is inherited from another file has the path of that one."""
+    file, owner = case.get("file", ""), case.get("classname", "")
+    classes = f"{owner}.".removeprefix(file.removesuffix("py").replace("/", ".")).split(".")[:-1]
+    return "::".join([file, *classes, case.get("name", "")]) if owner else file
 
 
 def _end(case: ET.Element) -> CaseEnd:
@@ -99,6 +97,35 @@ def _end(case: ET.Element) -> CaseEnd:
     return CaseEnd(TestResult.PASSED)
 
 
+def _function(test: str) -> str:
+    """Return the id of a test without its parameters."""
+    return test.partition("[")[0]
+
+
+def compare(
+    upstream_tests: Mapping[str, CaseEnd], before: Mapping[str, CaseEnd], after: Mapping[str, CaseEnd], *, adds: bool
+) -> list[CaseRow]:
+    """Compare the runs without and with the patch; `upstream_tests` are those without upstream_test.patch.
+
+    `adds` says that both runs hold tests of the pack. Of each such test function at least one case has to be red
+    before, and every case green after. HarnessError is raised where a function of upstream did not run.
+    """
+    ran = {_function(name) for name in (*before, *after)}
+    lost = [name for name in upstream_tests if _function(name) not in ran]
+    if lost:
+        raise HarnessError(f"{len(lost)} tests did not run, the first of them {lost[0]}")
+    missing = CaseEnd(TestResult.MISSING, "not collected")
+    proven = {_function(name) for name, end in before.items() if name not in upstream_tests and end.result in RED}
+    rows = []
+    for name in dict.fromkeys([*upstream_tests, *before, *after]):
+        old, new = before.get(name, missing), after.get(name, missing)
+        change = _change(old.result, new.result)
+        if adds and name not in upstream_tests:
+            change = Change.NEW if _function(name) in proven and new.result in GREEN else Change.NEW_WRONG
+        rows.append(CaseRow(name, old.result, new.result, change, new.reason or old.reason))
+    return rows
+
+
 def _change(before: TestResult, after: TestResult) -> Change:
     """Say what a patch does to a test that upstream has already."""
     if before in RED:
@@ -110,37 +137,8 @@ def _change(before: TestResult, after: TestResult) -> Change:
     return Change.SKIPPED if before == after == TestResult.SKIPPED else Change.SAME
 
 
-def _function(test: str) -> str:
-    """Return the id of a test without its parameters."""
-    return test.partition("[")[0]
-
-
-def compare(
-    upstream_tests: Mapping[str, CaseEnd], before: Mapping[str, CaseEnd], after: Mapping[str, CaseEnd], *, adds: bool
-) -> Comparison:
-    """Compare the runs without and with the patch; `upstream_tests` are those without upstream_test.patch.
-
-    `adds` says that both runs hold tests of the pack. Of each such test function at least one case has to be red
-    before, and every case green after.
-    """
-    missing = CaseEnd(TestResult.MISSING, "not collected")
-    ran = {_function(name) for name in (*before, *after)}
-    lost = [name for name in upstream_tests if _function(name) not in ran]
-    if lost:
-        return Comparison(SuiteVerdict.ERROR, f"{len(lost)} tests did not run, the first of them {lost[0]}")
-    proven = {_function(name) for name, end in before.items() if name not in upstream_tests and end.result in RED}
-    rows = []
-    for name in dict.fromkeys([*upstream_tests, *before, *after]):
-        end_before, end_after = before.get(name, missing), after.get(name, missing)
-        change = _change(end_before.result, end_after.result)
-        if adds and name not in upstream_tests:
-            is_right = _function(name) in proven and end_after.result in GREEN
-            change = Change.NEW if is_right else Change.NEW_WRONG
-        rows.append(CaseRow(name, end_before.result, end_after.result, change, end_after.reason or end_before.reason))
-    return Comparison(*_verdict(rows, adds=adds), tuple(rows))
-
-
-def _verdict(rows: list[CaseRow], *, adds: bool) -> tuple[SuiteVerdict, str]:
+def verdict(rows: list[CaseRow], *, adds: bool) -> tuple[SuiteVerdict, str]:
+    """Return the verdict and its reason; UnsupportedHereError is raised where every test is skipped."""
     broken = [row.test for row in rows if row.change == Change.BROKEN]
     if broken:
         return SuiteVerdict.BREAKS_TESTS, f"{len(broken)} broken by the patch, the first of them {broken[0]}"
@@ -151,5 +149,5 @@ def _verdict(rows: list[CaseRow], *, adds: bool) -> tuple[SuiteVerdict, str]:
     if adds and {Change.NEW, Change.MENDED}.isdisjoint(row.change for row in rows):
         return SuiteVerdict.NEW_TEST_WRONG, "upstream_test.patch adds no test, and mends none"
     if all(TestResult.SKIPPED in (row.before, row.after) for row in rows):
-        return SuiteVerdict.UNSUPPORTED, f"every test is skipped here: {rows[0].reason}"
+        raise UnsupportedHereError(f"every test is skipped here: {rows[0].reason}")
     return SuiteVerdict.UNBROKEN, ""

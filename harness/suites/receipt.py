@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from harness.core.words import SuiteVerdict
 from harness.pack.model import Pack
-from harness.receipt import receipt, staleness, writer
+from harness.receipt import receipt, staleness
 from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, UpstreamRecord
-from harness.suites.comparison import CaseRow, Change, Comparison
-from harness.suites.suite import Suite
-from harness.upstream.source import commit_of, parse_git_source
+from harness.suites.comparison import CaseRow
+from harness.upstream.source import parse_git_source
 
 SCHEMA = 1
 
@@ -51,43 +48,12 @@ class SuiteReceipt:
     seconds: float  # of all lanes together
 
 
-def _patch(path: Path) -> PatchRecord | None:
+def patch_record(path: Path) -> PatchRecord | None:
+    """Record a patch of the pack; None where there is no such file."""
     if not path.exists():
         return None
     hashes = receipt.hashed(path)
     return PatchRecord(path.name, hashes.sha256, hashes.meaning)
-
-
-def document(suite: Suite, comparison: Comparison, started: dt.datetime, command: str) -> dict[str, Any]:
-    """Return the receipt of a suite as a scrubbed JSON document.
-
-    PrivateTextError is raised where a field still looks private.
-    """
-    pack, prepared, session = suite.cell.pack, suite.prepared, suite.session
-    members, tree = prepared.dependency_set, prepared.pristine
-    kind, package = suite.cell.source.kind, pack.definition.upstream.package
-    suite_receipt = SuiteReceipt(
-        schema=SCHEMA,
-        pack=pack.name,
-        verdict=comparison.verdict,
-        reason=comparison.reason,
-        upstream=UpstreamRecord(package, tree.version, kind, tree.sha256, commit_of(tree.version)),
-        files=suite.tests.files,
-        arguments=suite.tests.arguments,
-        environment=suite.tests.environment,
-        patch=_patch(pack.suite_patch(suite.tests)),
-        test_patch=_patch(pack.upstream_test_patch),
-        dependencies=DependencyRecord(members.name, members.sha256, members.versions),
-        host=writer.host_record(session.host, tuple(device.gpu for device in suite.devices)),
-        before=comparison.counts("before"),
-        after=comparison.counts("after"),
-        tests=tuple(row for row in comparison.rows if row.change != Change.SAME),
-        command=command,
-        started=started.isoformat(timespec="milliseconds"),
-        seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
-    )
-    scrub = writer.scrubber(pack, session.cache, session.host, members, {})
-    return dict(scrub.document(asdict(suite_receipt), "upstream_tests", writer.without_lane_folders))
 
 
 def load(folder: Path) -> SuiteReceipt | None:
@@ -98,19 +64,17 @@ def load(folder: Path) -> SuiteReceipt | None:
 
 def reasons(pack: Pack, recorded: SuiteReceipt) -> list[str]:
     """Say why a recorded receipt is stale; nothing where it is fresh."""
-    definition, suite = pack.definition, pack.definition.upstream_tests
+    upstream, suite = pack.definition.upstream, pack.definition.upstream_tests
     if suite is None:
         return ["pack.toml has no [upstream_tests]"]
-    changes = []
-    if (suite.files, suite.arguments, suite.environment) != (recorded.files, recorded.arguments, recorded.environment):
-        changes.append("[upstream_tests] changed")
-    origin = (
-        parse_git_source(suite.origin).value
-        if suite.origin
-        else definition.upstream.sha256 or definition.upstream.commit
-    )
-    if origin not in (recorded.upstream.commit, recorded.upstream.sha256):
-        changes.append("its tree changed")
-    changes += ["the patch changed"] if _patch(pack.suite_patch(suite)) != recorded.patch else []
-    changes += ["upstream_test.patch changed"] if _patch(pack.upstream_test_patch) != recorded.test_patch else []
-    return changes + staleness.dependency_reasons(pack, suite.dependencies, recorded.dependencies, recorded.host.python)
+    origin = parse_git_source(suite.origin).value if suite.origin else upstream.sha256 or upstream.commit
+    stated = (suite.files, suite.arguments, suite.environment)
+    changed = {
+        "[upstream_tests]": stated != (recorded.files, recorded.arguments, recorded.environment),
+        "its tree": origin not in (recorded.upstream.commit, recorded.upstream.sha256),
+        "the patch": patch_record(pack.suite_patch(suite)) != recorded.patch,
+        "upstream_test.patch": patch_record(pack.upstream_test_patch) != recorded.test_patch,
+    }
+    python = recorded.host.python
+    changes = [f"{name} changed" for name, is_changed in changed.items() if is_changed]
+    return changes + staleness.dependency_reasons(pack, suite.dependencies, recorded.dependencies, python)

@@ -68,7 +68,8 @@ def result_hash(*texts: str) -> str:
     return files.sha256_bytes("".join(differ).encode())
 
 
-def _reason(folder: Path, patch: Path, arguments: list[str], message: str) -> str:
+def refusal(folder: Path, patch: Path, arguments: list[str], message: str) -> str:
+    """Say why git refused a patch, by its message; `arguments` are those of ``git apply``."""
     reverse = git.run(["apply", "--check", "--reverse", *arguments, str(patch)], folder, plain=True)
     if reverse.returncode == 0:
         return "the tree holds its changes already, or the patch is reversed"
@@ -81,7 +82,7 @@ def _apply(patch: Path, content: Path, strip: int, *, exact: bool) -> set[str]:
     arguments = [f"-p{1 + strip}", "--whitespace=nowarn"]
     applied = git.run(["apply", "--apply", "--numstat", "-z", "--verbose", *arguments, str(patch)], content, plain=True)
     if applied.returncode != 0:
-        raise StalePatchError(_reason(content, patch, arguments, applied.stderr))
+        raise StalePatchError(refusal(content, patch, arguments, applied.stderr))
     moved = [line for line in applied.stderr.splitlines() if "offset" in line or "fuzz" in line]
     if exact and moved:
         raise StalePatchError(f"it fits only with an offset: {moved[0].strip()}")

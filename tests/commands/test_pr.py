@@ -178,7 +178,7 @@ def _nameless(clone: Clone) -> None:
         ),
         (
             lambda clone: clone.edit(histories.WRONG_LINE, RIGHT_LINE),
-            "does not fit the checkout's commit exactly: it holds these changes already. Next: ",
+            "does not fit the checkout's commit exactly: the tree holds its changes already, or the patch is",
         ),
         (_reindented, f"does not fit the checkout's commit exactly: patch failed: {SOURCE}"),
         (_hook, "the checkout is as it was: the hook wants a ticket number"),

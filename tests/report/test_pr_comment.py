@@ -15,7 +15,6 @@ from harness.receipt import redaction
 from harness.report import links, pr_comment
 from harness.verdict.change import Side
 from harness.versions.two_trees import Compared
-from testing import strengths, toys
 from testing.workbench import REPOSITORY
 
 BASE, HEAD = "a" * 40, "b" * 40
@@ -116,17 +115,6 @@ def test_what_a_lane_printed_before_an_error_is_not_shown() -> None:
     _, second, _ = _text(FIX[1], side).splitlines()
     assert "head: `killed by SIGSEGV`; `grad_weight_max_abs_error 0` (base)." in second
     assert "wrong in head" not in second
-
-
-def test_a_mutation_score_is_stale_where_the_checks_changed_and_else_not(tmp_path: Path) -> None:
-    folder = toys.lay(tmp_path, "01_confirmed", "0" * 64)
-    strengths.lay(folder)
-    for stale in ("", " STALE"):
-        compared = Compared(load.load_pack(folder), "cpu", Evidence.TRACED, *FIX)
-        assert f" refused: 38 of 40, 2026-11-21{stale}. Again," in pr_comment.text(
-            [compared], redaction.host_scrubber({})
-        )
-        toys.replace(folder / "reproduce.py", "import sys\n", "import sys\n\nANOTHER = 1\n")
 
 
 def test_many_checks_are_counted() -> None:

@@ -116,13 +116,17 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
     "a patched lane with the bug": (_set("lanes.patched.checks.2.ok", False), "script and checks say FIX_INCOMPLETE"),
     "a patched lane with a wrong control": (_set("lanes.patched.checks.0.ok", False), "CONTROL_FAILED"),
     "an unpatched lane without the bug": (_set("lanes.pristine.checks.2.ok", True), "script and checks say ERROR"),
-    "another sentinel": (_set("lanes.patched.script", "BUG_REPRODUCED"), "script and checks say ERROR"),
+    "another sentinel": (
+        lambda document: document["lanes"]["patched"].update(script="BUG_REPRODUCED", exit_status=10),
+        "script and checks say ERROR",
+    ),
+    "a sentinel with a blank": (_set("lanes.patched.script", "FIX_VALIDATED "), "is no sentinel"),
     "no sentinel": (_set("lanes.patched.script", "FIXED"), "is no sentinel"),
     "a sentinel with a reason": (_set("lanes.patched.script", "FIX_VALIDATED: yes"), "is no sentinel"),
     "no script": (_set("lanes.patched.script", ""), "it has no script"),
     "an output that no log has": (_set("lanes.patched.printed", "9\nFIX_VALIDATED"), "its log has no line '9'"),
     "an output that ends otherwise": (_set("lanes.patched.printed", "BUG_REPRODUCED"), "is no FIX_VALIDATED"),
-    "another status": (_set("lanes.patched.exit_status", 10), "exit_status: 10, not 0"),
+    "another status": (_set("lanes.patched.exit_status", 10), "its exit status is 10, not 0"),
     "a check that is gone": (_drop("lanes.patched.checks.3"), "is gone"),
     "a defect that is gone": (_drop("lanes.patched.checks.2"), "is gone"),
     "a defect that became a control": (_set("lanes.patched.checks.2.role", "control"), "and is a control"),
@@ -214,7 +218,7 @@ def test_an_honest_receipt_holds_and_check_refutes_a_forged_one(bench: Workbench
     toys.replace(path, '"exit_status": 0', '"exit_status": 10')
     said = bench.run("check", TOY).stdout
     path.write_text(text)
-    assert "receipts/cpu.traced.json: patched lane: exit_status: 10, not 0" in said, said
+    assert "receipts/cpu.traced.json: patched lane: script 'FIX_VALIDATED': the script says" in said, said
 
 
 def test_a_title_may_have_changed_and_the_runner_be_installed(folder: Path) -> None:
