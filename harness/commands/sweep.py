@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import itertools
 import re
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,17 +16,27 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import terminal
+from harness.core import files, room, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
+from harness.host.gpu_health import GpuWatch
+from harness.lane.cell import Cell
+from harness.receipt import redaction
 from harness.schedule import lanes
-from harness.sweep import outputs, sweep
+from harness.schedule.journal import Journal
+from harness.schedule.scheduler import Account
+from harness.schedule.selection import copied_inputs
+from harness.schedule.session import Session
+from harness.sweep import baseline as baselines
+from harness.sweep import columns, outputs, run_folder
+from harness.sweep.collector import Collector
 from harness.sweep.columns import HEAD, LATEST
-from harness.sweep.sweep import Engine, Order
 
 if TYPE_CHECKING:
     from harness.schedule.slurm import Settings
 
+#: Runs the lanes of cells, and stores their ends in the journal.
+Engine = Callable[[Session, list[Cell]], Account]
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
 #: How many lanes a task on a cluster runs at once without --jobs: a cell has two.
 LANES_OF_A_CELL = 2
@@ -117,25 +130,45 @@ def command(
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     packs, errors = options.load_packs(shared.packs, ())
     options.print_errors(errors)
-    settings, engine = _slurm(gpu_types, slurm_options) if slurm else (None, None)
-    with running.session(shared, has_folder=False) as base:
-        session = base
+    settings, engine = _slurm(gpu_types, slurm_options) if slurm else (None, lanes.run)
+    moving = tuple(itertools.compress((LATEST, HEAD), (latest, head)))
+    only = tuple(f"only {selector}" for selector in selectors)
+    request = (files.key_of(shared.packs.resolve()), *moving, f"--repeat {repeat}", *only)
+    stop_at = None if budget is None else time.monotonic() + budget
+    runs = runs.absolute()
+    with running.session(shared, has_folder=False) as base, copied_inputs(base.cache, packs) as copies:
+        place = base
         if settings:
+            request += settings.request
             nodes = replace(base.host, gpus=settings.gpus)
-            session = replace(base, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
-        order = Order(
-            packs=packs,
-            folder=shared.packs,
-            selectors=selectors,
-            columns=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
-            repeat=repeat,
-            budget=budget,
-            runs=runs.absolute(),
-            baseline=baseline,
-            cluster=settings.request if settings else (),
-            notes=(*(str(error) for error in errors), *session.lost),
-        )
-        results, folder = sweep.run(order, session, engine or lanes.run)
+            place = replace(base, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
+        cells = columns.cells(columns.select(copies, selectors), place.host, place.cache, *moving)
+        with (
+            room.guard(runs, "the folder of runs", "--runs DIR"),
+            run_folder.open_run(runs, request, dt.datetime.now(dt.UTC)) as folder,
+            Journal(folder.path / run_folder.JOURNAL) as journal,
+        ):
+            session = replace(
+                place,
+                folder=folder.path,
+                journal=journal,
+                command=functools.partial(_command, repeat),
+                note=folder.note,
+                repeat=repeat,
+                urgent=run_folder.cells_not_run(runs, folder.name),
+                stop_at=stop_at,
+                watch=GpuWatch(),
+                faults=folder.record.faults,
+            )
+            reference = baselines.find(baseline, folder.name)
+            session.progress.tell(f"run folder {folder.path}: {len(cells)} cells, {len(journal)} lanes ended before")
+            account = engine(session, cells)
+            places = {**session.cache.places, shared.packs.absolute(): "$PACKS", runs: "$RUNS"}
+            collector = Collector(session, account, reference, redaction.host_scrubber(places))
+            results = collector.results(folder, cells, (*map(str, errors), *session.lost))
+            outputs.write(results, folder.path)
+            if results.finished:
+                folder.finish()
     for line in outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(outputs.headline(results))
@@ -143,3 +176,9 @@ def command(
     if results.status == Exit.INTERRUPTED:
         raise KeyboardInterrupt("the same command goes on from here")
     return results.status
+
+
+def _command(repeat: int, cell: Cell) -> str:
+    """Return the command that makes a cell's receipt anew."""
+    column = f" --{cell.column}" if cell.column else ""
+    return f"runner.py sweep {cell.pack.name}:{cell.target}{column}{f' --repeat {repeat}' if repeat > 1 else ''}"

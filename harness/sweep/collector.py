@@ -1,8 +1,9 @@
-"""From the scheduler's account to results.json: a row for each cell, with its changes since the baseline."""
+"""From the scheduler's account to the results of a sweep: a row for each cell, with its changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import datetime as dt
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from harness.core.words import LaneName, Verdict
@@ -11,10 +12,22 @@ from harness.lane.record import LaneEnd
 from harness.receipt import figures
 from harness.receipt.redaction import Scrubber
 from harness.schedule.scheduler import Account
-from harness.schedule.session import Session
+from harness.schedule.session import GpuFault, Session
 from harness.sweep import baseline as comparison
 from harness.sweep.baseline import Baseline
-from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, ChangeRow, FigureRow, LaneRow
+from harness.sweep.results import (
+    FLAKY,
+    NOT_HERE,
+    NOT_RUN,
+    SCHEMA,
+    CellRow,
+    ChangeRow,
+    FigureRow,
+    HostRow,
+    LaneRow,
+    Results,
+)
+from harness.sweep.run_folder import RunFolder
 from harness.verdict.outcome import Outcome, outcome_of_error
 
 #: Verdicts that are never a known deviation: no thread of upstream's explains them.
@@ -23,17 +36,64 @@ NEVER_KNOWN = {Verdict.ERROR, FLAKY, NOT_RUN, NOT_HERE}
 
 @dataclass(frozen=True)
 class Collector:
-    """Turns the outcomes of cells into rows."""
+    """Turns the outcomes of cells into results."""
 
     session: Session
     account: Account
     baseline: Baseline
     scrubber: Scrubber  # of the folders that an error may name
 
-    def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
-        """Yield the rows of a whole sweep."""
-        threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
-        yield from _with_threads([self._row_or_error(cell) for cell in cells], threads)
+    def results(self, folder: RunFolder, cells: list[Cell], notes: tuple[str, ...]) -> Results:
+        """Build the results of a whole sweep."""
+        session, account, host = self.session, self.account, self.session.host
+        ends = [end for outcome in account.results.values() for end in outcome.last]
+        nodes = {end.host for end in ends} - {host}  # of a cluster
+        gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
+        names = {gpu.name for node in nodes for gpu in node.gpus}
+        gpus |= {name: GpuFault("a node", name, "", "") for name in sorted(names)}
+        gpus |= {fault.place: fault for fault in account.faults}
+        drivers = sorted({node.driver for node in nodes if node.driver})
+        results = Results(
+            schema=SCHEMA,
+            run=folder.name,
+            started=folder.started.isoformat(timespec="seconds"),
+            seconds=round((dt.datetime.now(dt.UTC) - folder.started).total_seconds(), 1),
+            finished=not account.interrupted,
+            status=0,
+            baseline=self.baseline.text,
+            lanes_run=account.ran,
+            lanes_resumed=account.resumed,
+            host=HostRow(
+                python=host.python,
+                torch=host.torch or "",
+                triton=host.triton or "",
+                cuda=host.cuda,
+                driver=", ".join(drivers) or host.driver,
+                jobs=session.most_jobs,
+            ),
+            gpus=tuple(gpus.values()),
+            notes=notes,
+            cells=tuple(self._rows(cells)),
+        )
+        return replace(results, status=int(results.exit_status))
+
+    def _rows(self, cells: list[Cell]) -> Iterator[CellRow]:
+        """Yield the row of each cell. A row that deviates names the thread that pack.toml knows for it.
+
+        If no row of a pack with such a thread deviates, its first judged row says that `known` can be removed.
+        """
+        rows = [self._row_or_error(cell) for cell in cells]
+        settled = {row.pack for row in rows if row.deviates}
+        for cell, row in zip(cells, rows, strict=True):
+            thread = cell.pack.definition.known
+            if row.deviates and row.verdict not in NEVER_KNOWN:
+                yield replace(row, known=thread)
+            elif thread and row.lanes and row.pack not in settled:
+                settled.add(row.pack)
+                text = f"{thread}: no deviation was seen; `known` in pack.toml can go"
+                yield replace(row, changes=(*row.changes, ChangeRow("known", worse=False, text=text)))
+            else:
+                yield row
 
     def _row_or_error(self, cell: Cell) -> CellRow:
         """Build the row of a cell. An exception makes the row an error."""
@@ -78,7 +138,8 @@ class Collector:
         earlier = self.baseline.receipt_of(cell)
         before = comparison.expected(cell, earlier)
         changes = comparison.verdict_changes(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
-        changes += comparison.claim_changes(outcome, earlier) + comparison.figure_changes(outcome, earlier)
+        if earlier is not None:
+            changes += comparison.claim_changes(outcome, earlier) + comparison.figure_changes(outcome, earlier)
         short = f"{runs} of {repeat} runs: {self._clean(self.account.reason_not_run(cell))}" if runs < repeat else ""
         return replace(
             _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
@@ -127,22 +188,3 @@ def _figures(outcome: Outcome) -> Iterator[FigureRow]:
         lines = [lane and lane.figure(name) for lane in (outcome.pristine, outcome.patched)]
         unit = next((line.unit for line in lines if line), "")
         yield FigureRow(name, unit, *(line and line.value for line in lines), *(line and line.spread for line in lines))
-
-
-def _with_threads(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:
-    """Yield the rows of a sweep. A row that deviates gets the pack's thread from `threads`.
-
-    If no row of a pack with a thread deviates, its first judged row says that `known` can be removed.
-    """
-    judged = [row for row in rows if row.lanes]
-    deviating = {row.pack for row in rows if row.deviates}
-    obsolete = {row.pack: row.name for row in reversed(judged) if row.pack in threads and row.pack not in deviating}
-    for row in rows:
-        thread = threads.get(row.pack, "")
-        if row.deviates and row.verdict not in NEVER_KNOWN:
-            yield replace(row, known=thread)
-        elif obsolete.get(row.pack) == row.name:
-            text = f"{thread}: no deviation was seen; `known` in pack.toml can go"
-            yield replace(row, changes=(*row.changes, ChangeRow("known", worse=False, text=text)))
-        else:
-            yield row
