@@ -20,7 +20,6 @@ from harness.schedule.selection import copied_inputs
 from harness.schedule.session import Session
 from harness.verdict import change
 from harness.versions import two_trees
-from harness.versions.two_trees import Trees
 
 
 @click.command("pr-verdict")
@@ -75,10 +74,10 @@ def command(
         for pack in packs:
             terminal.echo(pack.name)
         return Exit.WRONG_CALL if errors else Exit.AS_EXPECTED
-    trees = Trees(base, head, shared.timeout)
+    trees = {two_trees.BASE: base, two_trees.HEAD: head}
     with running.session(shared) as session, copied_inputs(session.cache, packs) as copies:
         judgeable, refusals = _judgeable(session, copies, target)
-        comparisons, interrupted = two_trees.compare(session, judgeable, trees)
+        comparisons, interrupted = two_trees.compare(session, judgeable, trees, shared.timeout)
         scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
         text = pr_comment.text(comparisons, scrub)  # it reads the copies
     options.print_errors(refusals)

@@ -14,9 +14,7 @@ from harness.host import eligibility
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import copied_inputs
 from harness.versions import bisection, output, timeline
-from harness.versions.bisection import Known
 from harness.versions.judging import Judging, releases
-from harness.versions.timeline import Entry
 
 
 @click.command("versions")
@@ -45,36 +43,22 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
     with running.session(shared) as session:
         target, evidence = eligibility.first_target(pack, target, session.host)
         with copied_inputs(session.cache, [pack]) as (pack,):
-            judging = Judging(session, pack, target, evidence, shared.timeout, pack.definition.versions.checks)
-            known = Known(judging, releases(session.cache, pack, within))
-            entries, interrupted = _entries(known, bisect=bisect)
-            line = "interrupted" if interrupted else timeline.line(entries)
-            status = _print(judging, entries, line, save=save and not interrupted, as_json=as_json)
-    if interrupted:
-        raise KeyboardInterrupt
-    return status
-
-
-def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
-    """Judge every listed release, or bisect them; return the entries, and whether the user interrupted."""
-    if not bisect:
-        entries, account = known.judging.every(known.listed)
-        return entries, account.interrupted
-    try:
-        bisection.bisect_around_pinned(known)
-    except KeyboardInterrupt:
-        return known.entries, True
-    return known.entries, False
-
-
-def _print(judging: Judging, entries: list[Entry], line: str, *, save: bool, as_json: bool) -> int:
-    cache = judging.session.cache
-    scrub = redaction.host_scrubber({**cache.places, files.REPOSITORY: "$REPOSITORY"})
-    rows = [output.scrub_row(row, scrub) for row in entries]
-    history = output.history(rows, line, judging, running.command_line())
-    terminal.echo(receipt.to_json(asdict(history)) if as_json else output.as_text(rows, line), nl=False)
-    if save:
-        terminal.echo(f"kept in {output.save(history, judging, scrub)}", err=True)
+            judging = Judging(session, pack, target, evidence, shared.timeout)
+            listed = releases(session.cache, pack, within)
+            if bisect:
+                entries, interrupted = bisection.bisect(judging, listed)
+            else:
+                entries, account = judging.every(listed)
+                interrupted = account.interrupted
+            scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
+            rows = [output.scrub_row(row, scrub) for row in entries]
+            line = "interrupted" if interrupted else timeline.line(rows)
+            history = output.history(judging, rows, line, running.command_line())
+            terminal.echo(receipt.to_json(asdict(history)) if as_json else output.as_text(rows, line), nl=False)
+            if interrupted:
+                raise KeyboardInterrupt
+            if save:
+                terminal.echo(f"kept in {output.save(history, pack, scrub)}", err=True)
     if not any(row.is_judged for row in rows):
         return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}

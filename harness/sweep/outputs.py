@@ -50,30 +50,21 @@ def change_lines(results: Results) -> list[str]:
     worse: list[str] = []
     good: list[str] = []
     for row in results.cells:
+        problems = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
+        if row.deviation and not problems:
+            problems = [f"STILL {row.says}: {row.deviation}"]
+        reason = "" if any(row.reason in text for text in problems) else f" ({row.reason})"
         if row.known:
-            known.append(f"{row.name}: KNOWN {row.known}: {_deviation(row)}")
-            continue
-        for change in row.changes:
-            lines = worse if change.worse else good
-            reason = _reason_suffix(row) if change.worse else ""
-            lines.append(f"{row.name}: {change.kind.upper()}: {change.text}{reason}")
-        if row.deviation and not any(change.worse for change in row.changes):
-            worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
+            known.append(f"{row.name}: KNOWN {row.known}: {'; '.join(problems)}")
+        else:
+            worse += [f"{row.name}: {text}{reason}" for text in problems]
+        good += [f"{row.name}: {change.kind.upper()}: {change.text}" for change in row.changes if not change.worse]
     return [*results.notes, *faults, *worse, *known, *good]
 
 
 def no_changes(results: Results) -> str:
     """Return the sentence for a sweep without changes."""
     return "Nothing changed." if results.has_judged else "Nothing was judged."
-
-
-def _deviation(row: CellRow) -> str:
-    worse = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
-    return "; ".join(worse) or f"{row.says}: {row.deviation}"
-
-
-def _reason_suffix(row: CellRow) -> str:
-    return f" ({row.reason})" if row.reason and all(row.reason not in change.text for change in row.changes) else ""
 
 
 def summary(results: Results) -> str:

@@ -6,38 +6,19 @@ It assumes one change between two ends. A release that cannot be judged is skipp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
-from harness.versions.judging import Candidate, Judging
+from harness.upstream.download import ReleaseFile
+from harness.versions.judging import Judging
 from harness.versions.timeline import WRONG, Entry
 
-#: Judges the candidate at an index.
+#: Judges the release at an index.
 Judge = Callable[[int], Entry]
 
 
-@dataclass
-class Known:
-    """Judges a candidate when its entry is first needed."""
-
-    judging: Judging
-    listed: list[Candidate]
-    rows: dict[int, Entry] = field(default_factory=dict)  # the entries by index
-
-    def __call__(self, index: int) -> Entry:
-        if index not in self.rows:
-            self.rows[index] = self.judging.judge(self.listed[index])
-        return self.rows[index]
-
-    @property
-    def entries(self) -> list[Entry]:
-        """The entries, in the order of the candidates."""
-        return [self.rows[index] for index in sorted(self.rows)]
-
-
 def narrow(judge: Judge, start: int, end: int) -> None:
-    """Bisect between two entries of different verdicts until no candidate between them can be judged."""
+    """Bisect between two entries of different verdicts until no release between them can be judged."""
     verdict = judge(start).verdict
     untried = list(range(start + 1, end))
     while untried:
@@ -46,9 +27,9 @@ def narrow(judge: Judge, start: int, end: int) -> None:
         if not entry.is_judged:
             untried.remove(index)
         elif entry.verdict == verdict:
-            untried = [candidate for candidate in untried if candidate > index]
+            untried = [other for other in untried if other > index]
         else:
-            untried = [candidate for candidate in untried if candidate < index]
+            untried = [other for other in untried if other < index]
 
 
 def search(judge: Judge, end: int, anchor: int) -> None:
@@ -66,19 +47,31 @@ def search(judge: Judge, end: int, anchor: int) -> None:
         narrow(judge, min(reached, anchor), max(reached, anchor))
 
 
-def bisect_around_pinned(judge: Known) -> None:
+def bisect(judging: Judging, releases: list[ReleaseFile]) -> tuple[list[Entry], bool]:
     """Judge what decides where the bug of the pinned release, or else of the newest, begins and ends.
 
-    HarnessError is raised where that release does not have the bug. After a KeyboardInterrupt `judge` holds the entries
-    so far.
+    Return the entries in the order of the releases, and whether the user interrupted. HarnessError is raised where that
+    release does not have the bug.
     """
-    last = len(judge.listed) - 1
-    anchor = next((index for index, candidate in enumerate(judge.listed) if candidate.is_pinned), last)
-    if judge(anchor).verdict != WRONG:
-        raise HarnessError(
-            f"--bisect starts from {judge(anchor).label}, which gives {judge(anchor).verdict}. "
-            "Next: the same without --bisect",
-            status=Exit.DEVIATES,
-        )
-    search(judge, 0, anchor)
-    search(judge, last, anchor)
+    entries: dict[int, Entry] = {}
+
+    def judge(index: int) -> Entry:
+        if index not in entries:
+            entries[index] = judging.judge(releases[index])
+        return entries[index]
+
+    last = len(releases) - 1
+    anchor = next((index for index, release in enumerate(releases) if judging.is_pinned(release)), last)
+    is_interrupted = False
+    try:
+        if judge(anchor).verdict != WRONG:
+            raise HarnessError(
+                f"--bisect starts from {judge(anchor).label}, which gives {judge(anchor).verdict}. "
+                "Next: the same without --bisect",
+                status=Exit.DEVIATES,
+            )
+        search(judge, 0, anchor)
+        search(judge, last, anchor)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    return [entries[index] for index in sorted(entries)], is_interrupted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
 from harness.lane.cell import Cell
@@ -25,6 +24,7 @@ from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
 from harness.upstream import download, uv
+from harness.upstream.download import ReleaseFile
 from harness.verdict import pack_verdict
 from harness.verdict.change import Side
 from harness.verdict.lane_verdict import FAILED
@@ -35,68 +35,57 @@ WHOLE = (WRONG, RIGHT, LaneVerdict.CONTROL_FAILED)
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A release or a commit to judge."""
-
-    label: str  # its name in the table
-    upstream: str | None = None  # for ``--upstream``; None is the pinned release
-    date: str = ""  # of its upload to the index, or empty
-    reason: str = ""  # why it cannot be judged at all, or empty
-    is_pinned: bool = False  # whether pack.toml pins it
-    sha256: str = ""  # of its archive, where that is known: the journal finds a lane of an earlier run by it
-
-
-@dataclass(frozen=True)
 class Judging:
-    """One pack on one target, for any number of candidates."""
+    """One pack on one target, for any number of releases."""
 
     session: Session
     pack: Pack
     target: str
     evidence: Evidence
     timeout: float | None = None
-    about: tuple[str, ...] = ()  # the globs of the checks that decide; empty: all checks
 
-    def every(self, candidates: list[Candidate]) -> tuple[list[Entry], Account]:
-        """Judge candidates; return the entries of those whose lanes ended, in their order, and the account."""
-        cells = [self._cell(candidate) for candidate in candidates]
-        account = lanes.run(self.session, [cell for cell in cells if isinstance(cell, Cell)], receipts=False)
-        entries = [self._entry(candidate, cell, account) for candidate, cell in zip(candidates, cells, strict=True)]
+    def is_pinned(self, release: ReleaseFile) -> bool:
+        """Whether pack.toml pins a release."""
+        pinned = self.pack.definition.upstream.version  # empty where a commit is pinned
+        return bool(pinned) and Version(release.version) == Version(pinned)
+
+    def every(self, releases: list[ReleaseFile]) -> tuple[list[Entry], Account]:
+        """Judge releases; return the entries of those whose lanes ended, in their order, and the account."""
+        cells = [self._cell(release) for release in releases]
+        account = lanes.run(self.session, cells, receipts=False)
+        entries = [self._entry(release, cell, account) for release, cell in zip(releases, cells, strict=True)]
         return [entry for entry in entries if entry is not None], account
 
-    def judge(self, candidate: Candidate) -> Entry:
-        """Judge one candidate. KeyboardInterrupt: the user interrupted. HarnessError: its lane was not run."""
-        entries, account = self.every([candidate])
+    def judge(self, release: ReleaseFile) -> Entry:
+        """Judge one release. KeyboardInterrupt: the user interrupted. HarnessError: its lane was not run."""
+        entries, account = self.every([release])
         if account.interrupted:
             raise KeyboardInterrupt
         if not entries:
             raise HarnessError(next(iter(account.not_run.values()), "a lane did not end"))
         return entries[0]
 
-    def _cell(self, candidate: Candidate) -> Cell | Side:
-        """Return the cell of a candidate, or the side of one that cannot be judged."""
-        if candidate.reason:
-            return Side(LaneVerdict.UNSUPPORTED, candidate.reason)
-        request = Request(candidate.upstream, self._dependencies(candidate), (LaneName.PRISTINE,), self.timeout)
+    def _cell(self, release: ReleaseFile) -> Cell:
         planned = Planned(self.target, self.evidence)
-        try:
-            cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
-        except UnavailableError as error:
-            return Side(LaneVerdict.ERROR, str(error))
-        return replace(cell, column=re.sub(r"[^\w.-]+", "_", candidate.label), tree=cell.tree or candidate.sha256)
+        if not release.file:
+            planned = Planned(self.target, None, "no file of it that this interpreter could read")
+        source = None if self.is_pinned(release) else f"{release.package}=={release.version}"
+        request = Request(source, self._dependencies(release), (LaneName.PRISTINE,), self.timeout)
+        cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
+        return replace(cell, column=release.version, tree=cell.tree or release.sha256)
 
-    def _dependencies(self, candidate: Candidate) -> tuple[str, ...]:
+    def _dependencies(self, release: ReleaseFile) -> tuple[str, ...]:
         """Pin what a pack of `new` requires beside another release, as of the day after that release.
 
         Where no wheels fit, it is empty: that release is tried with the pack's own dependencies.
         """
         script, cache = self.pack.definition.ordinary, self.session.cache
-        if script is None or not script.requires or candidate.upstream is None or cache.offline:
+        if script is None or not script.requires or self.is_pinned(release) or cache.offline:
             return ()
-        day_after = dt.date.fromisoformat(candidate.date) + dt.timedelta(days=2) if candidate.date else ""
+        day_after = dt.date.fromisoformat(release.date) + dt.timedelta(days=2) if release.date else ""
         package, *companions = script.requires
-        requirements = "\n".join([f"{package}=={candidate.label}", *companions])
-        cache.tell(f"resolving what {package} {candidate.label} requires")
+        requirements = "\n".join([f"{package}=={release.version}", *companions])
+        cache.tell(f"resolving what {package} {release.version} requires")
         try:
             pinned = uv.resolve_pins(
                 requirements, self.session.host.python, f"{day_after}T00:00:00Z" if day_after else ""
@@ -106,18 +95,18 @@ class Judging:
         package_name = canonicalize_name(self.pack.definition.upstream.package)
         return tuple(pin for pin in uv.PIN.findall(pinned) if canonicalize_name(pin.partition("==")[0]) != package_name)
 
-    def _entry(self, candidate: Candidate, cell: Cell | Side, account: Account) -> Entry | None:
-        side = cell if isinstance(cell, Side) else side_of(self.session, cell, account)
+    def _entry(self, release: ReleaseFile, cell: Cell, account: Account) -> Entry | None:
+        side, definition = side_of(self.session, cell, account), self.pack.definition
         if side is None:
             return None
         verdict, reason, record, figure = side.verdict, side.reason, side.record, ""
         if record is not None:
-            figure = figures.leading(self.pack.definition.leading_figure, record, None)
-            if self.about:
-                verdict, reason = _by_checks(side, record, self.about)
+            figure = figures.leading(definition.leading_figure, record, None)
+            if definition.versions.checks:
+                verdict, reason = _by_checks(side, record, definition.versions.checks)
             elif side.verdict in (WRONG, RIGHT):
                 reason = ""  # it only lists the checks
-        return Entry(candidate.label, candidate.date, verdict, figure, reason, record.seconds if record else 0.0)
+        return Entry(release.version, release.date, verdict, figure, reason, record.seconds if record else 0.0)
 
 
 def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
@@ -125,7 +114,7 @@ def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
     outcome = account.results.get(cell.name)
     if outcome is None or outcome.runs:
         return _side(session, outcome.last[0]) if outcome else None
-    is_unsupported = cell.evidence is not None and outcome.judgement.verdict == Verdict.UNSUPPORTED
+    is_unsupported = outcome.judgement.verdict == Verdict.UNSUPPORTED
     return Side(LaneVerdict.UNSUPPORTED if is_unsupported else LaneVerdict.ERROR, outcome.judgement.reason)
 
 
@@ -170,28 +159,19 @@ def _wrong_controls(lines: Iterable[CheckLine]) -> list[str]:
     return [line.name for line in lines if line.role == Role.CONTROL and line.ok is False]
 
 
-def releases(cache: Cache, pack: Pack, within: str) -> list[Candidate]:
+def releases(cache: Cache, pack: Pack, within: str) -> list[ReleaseFile]:
     """List the releases of a pack's upstream in a range such as ``>=0.5``, the oldest first.
 
     An empty range holds every final release. Pre-releases are listed only where the range names one.
     """
     upstream = pack.definition.upstream
-    package, pinned = upstream.package, upstream.version
     try:
         specifiers = SpecifierSet(within)
     except InvalidSpecifier:
         raise HarnessError(f"--range {within!r}: no version range. Next: --range '>=0.5,<0.9'") from None
-    available = download.releases(cache, package, wheels_only=upstream.is_wheel)
+    available = download.releases(cache, upstream.package, wheels_only=upstream.is_wheel)
     inside = set(specifiers.filter(release.version for release in available))
     if not inside:
         newest = ", ".join(release.version for release in available[-8:])
-        raise HarnessError(f"--range {within!r}: no release of {package} lies in it. The newest: {newest}")
-    candidates = []
-    for release in available:
-        if release.version not in inside:
-            continue
-        is_pinned = bool(pinned) and Version(release.version) == Version(pinned)  # empty where a commit is pinned
-        source = None if is_pinned else f"{package}=={release.version}"
-        reason = "" if release.file else "no file of it that this interpreter could read"
-        candidates.append(Candidate(release.version, source, release.date, reason, is_pinned, release.sha256))
-    return candidates
+        raise HarnessError(f"--range {within!r}: no release of {upstream.package} lies in it. The newest: {newest}")
+    return [release for release in available if release.version in inside]

@@ -9,6 +9,7 @@ from rich.table import Table
 from harness.core import files
 from harness.core.terminal import render
 from harness.pack import judges
+from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.receipt.redaction import PrivateTextError, Scrubber
 from harness.versions.judging import Judging
@@ -33,30 +34,30 @@ def as_text(rows: list[Entry], line: str) -> str:
     return render([table, line])
 
 
-def history(rows: list[Entry], line: str, judging: Judging, command: str) -> History:
+def history(judging: Judging, rows: list[Entry], line: str, command: str) -> History:
     """Return the rows and the line, with what they were judged by."""
-    host = judging.session.host
+    host, pack = judging.session.host, judging.pack
     return History(
         schema=SCHEMA,
-        pack=judging.pack.name,
+        pack=pack.name,
         target=judging.target,
         evidence=judging.evidence,
         over="release",
         line=line,
-        probe=judges.sha256(judging.pack),
+        probe=judges.sha256(pack),
         python=host.python,
         torch=host.torch or "",
         triton=host.triton or "",
         command=command,
         rows=tuple(rows),
-        checks=judging.about,
-        meaning=judges.meaning_of(judging.pack),
+        checks=pack.definition.versions.checks,
+        meaning=judges.meaning_of(pack),
     )
 
 
-def save(document: History, judging: Judging, scrub: Scrubber) -> str:
+def save(document: History, pack: Pack, scrub: Scrubber) -> str:
     """Write the document into the pack's data/ and return its name; PrivateTextError: a field looks private."""
-    name = f"history.{judging.target}.json"
+    name = f"history.{document.target}.json"
     text = receipt.to_json(scrub.document(asdict(document), name))
-    files.write_atomic(judging.pack.folder / "data" / name, text)
-    return f"{judging.pack.name}/data/{name}"
+    files.write_atomic(pack.folder / "data" / name, text)
+    return f"{pack.name}/data/{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from harness.core.errors import HarnessError
@@ -15,15 +16,6 @@ from harness.verdict.change import Change, Side, compare_sides
 from harness.versions.judging import side_of
 
 BASE, HEAD = "base", "head"
-
-
-@dataclass(frozen=True)
-class Trees:
-    """The two trees, as ``--upstream`` names one."""
-
-    base: str
-    head: str
-    timeout: float | None = None  # of a lane, in seconds
 
 
 @dataclass(frozen=True)
@@ -42,15 +34,18 @@ class Compared:
         return compare_sides(self.base, self.head)
 
 
-def compare(session: Session, subjects: list[tuple[Pack, str, Evidence]], trees: Trees) -> tuple[list[Compared], bool]:
-    """Judge both trees by each pack on its target; return the results, and whether the user interrupted.
+def compare(
+    session: Session, subjects: list[tuple[Pack, str, Evidence]], trees: Mapping[str, str], timeout: float | None
+) -> tuple[list[Compared], bool]:
+    """Judge BASE and HEAD of `trees`, which name them as ``--upstream`` does, by each pack on its target.
 
-    HarnessError is raised where a tree cannot be that of a pack's upstream, or is not there.
+    `timeout` is that of a lane, in seconds. Return the results, and whether the user interrupted. HarnessError is
+    raised where a tree cannot be that of a pack's upstream, or is not there.
     """
     cells = []
     for pack, target, evidence in subjects:
-        for column, upstream in ((BASE, trees.base), (HEAD, trees.head)):
-            request = Request(upstream, (), (LaneName.PRISTINE,), trees.timeout)
+        for column, upstream in trees.items():
+            request = Request(upstream, (), (LaneName.PRISTINE,), timeout)
             cell = cell_of(pack, Planned(target, evidence), request, session.host, session.cache)
             cells.append(replace(cell, column=column))
     account = lanes.run(session, cells, receipts=False)
