@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
@@ -51,7 +51,7 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
                 entries, account = judging.every(listed)
                 interrupted = account.interrupted
             scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
-            rows = [output.scrub_row(row, scrub) for row in entries]
+            rows = [replace(entry, reason=scrub.shown(entry.reason)) for entry in entries]
             line = "interrupted" if interrupted else timeline.line(rows)
             history = output.history(judging, rows, line, running.command_line())
             terminal.echo(receipt.to_json(asdict(history)) if as_json else output.as_text(rows, line), nl=False)

@@ -104,7 +104,7 @@ class Collector:
 
     def _row(self, cell: Cell, outcome: Outcome | None) -> CellRow:
         if outcome is None:
-            reason = self._clean(self.account.reason_not_run(cell))
+            reason = self.scrubber.shown(self.account.reason_not_run(cell))
             is_intended = "budget" in reason or self.account.interrupted
             changes = () if is_intended else (ChangeRow("not run", worse=True, text=reason),)
             return _blank(cell, NOT_RUN, reason, *changes)
@@ -118,7 +118,7 @@ class Collector:
         A cell that this host cannot judge is a change if an earlier run judged it.
         """
         cell, verdict = outcome.cell, outcome.judgement.verdict
-        reason = self._clean(outcome.problem or outcome.judgement.reason)
+        reason = self.scrubber.shown(outcome.problem or outcome.judgement.reason)
         if verdict == Verdict.UNAVAILABLE:
             return _blank(cell, verdict, reason)
         if verdict == Verdict.UNSUPPORTED and not outcome.problem:
@@ -126,11 +126,6 @@ class Collector:
             lost = ChangeRow("newly unsupported", worse=True, text=reason)
             return _blank(cell, NOT_HERE, reason, *((lost,) if was_judged else ()))
         return _blank(cell, Verdict.ERROR, reason, ChangeRow("error", worse=True, text=reason))
-
-    def _clean(self, reason: str) -> str:
-        """Replace private parts of a text, or the whole text if it still looks private."""
-        text = self.scrubber.scrub(reason)
-        return "[left out: it names something private]" if any(self.scrubber.findings(text)) else text
 
     def _judged(self, outcome: Outcome) -> CellRow:
         cell, runs, repeat = outcome.cell, len(outcome.runs), self.session.repeat
@@ -140,9 +135,11 @@ class Collector:
         changes = comparison.verdict_changes(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
         if earlier is not None:
             changes += comparison.claim_changes(outcome, earlier) + comparison.figure_changes(outcome, earlier)
-        short = f"{runs} of {repeat} runs: {self._clean(self.account.reason_not_run(cell))}" if runs < repeat else ""
+        reasons = [outcome.judgement.reason]
+        if runs < repeat:
+            reasons.append(f"{runs} of {repeat} runs: {self.scrubber.shown(self.account.reason_not_run(cell))}")
         return replace(
-            _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
+            _blank(cell, verdict, "; ".join(filter(None, reasons))),
             deviation=outcome.deviation,
             claims=outcome.judgement.claims,
             agreeing=outcome.agreeing,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from rich.table import Table
 
@@ -11,19 +11,11 @@ from harness.core.terminal import render
 from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import receipt
-from harness.receipt.redaction import PrivateTextError, Scrubber
+from harness.receipt.redaction import Scrubber
 from harness.versions.judging import Judging
 from harness.versions.timeline import Entry, History
 
 SCHEMA = 1
-
-
-def scrub_row(row: Entry, scrub: Scrubber) -> Entry:
-    """Scrub the reason of a row; one that still looks private is withheld."""
-    try:
-        return replace(row, reason=str(scrub.document(row.reason, "the reason")))
-    except PrivateTextError as error:
-        return replace(row, reason=f"withheld: {str(error).partition(' holds ')[2].partition('.')[0]}")
 
 
 def as_text(rows: list[Entry], line: str) -> str:
