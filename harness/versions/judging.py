@@ -145,14 +145,13 @@ def _by_checks(side: Side, record: LaneRecord, globs: tuple[str, ...]) -> tuple[
     judged = [line for line in record.checks if line.name in names and line.ok is not None]
     if wrong_controls := _wrong_controls(judged):
         return LaneVerdict.CONTROL_FAILED, ", ".join(wrong_controls)
-    if not any(line.role == Role.CONTROL for line in judged):
-        return LaneVerdict.UNSUPPORTED, f"no control among {', '.join(globs)} could be judged"
-    defects = [line.ok for line in judged if line.role == Role.DEFECT]
-    if not defects:
-        return LaneVerdict.UNSUPPORTED, f"no defect check among {', '.join(globs)} could be judged"
+    for role in (Role.CONTROL, Role.DEFECT):
+        if not any(line.role == role for line in judged):
+            return LaneVerdict.UNSUPPORTED, f"no {role} check among {', '.join(globs)} could be judged"
     unrelated = _wrong_controls(line for line in record.checks if line.name not in names)
     remark = f"; controls of other options are wrong: {', '.join(unrelated)}" if unrelated else ""
-    return RIGHT if all(defects) else WRONG, f"by {len(judged)} of {len(record.checks)} checks{remark}"
+    is_right = all(line.ok for line in judged)
+    return RIGHT if is_right else WRONG, f"by {len(judged)} of {len(record.checks)} checks{remark}"
 
 
 def _wrong_controls(lines: Iterable[CheckLine]) -> list[str]:
