@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -31,9 +30,6 @@ from harness.sweep import baseline as baselines
 from harness.sweep import columns, outputs, run_folder
 from harness.sweep.collector import Collector
 from harness.sweep.columns import HEAD, LATEST
-
-if TYPE_CHECKING:
-    from harness.schedule.slurm import Settings
 
 #: Runs the lanes of cells, and stores their ends in the journal.
 Engine = Callable[[Session, list[Cell]], Account]
@@ -56,14 +52,18 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     return seconds
 
 
-def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[Settings, Engine]:
-    """Return the settings of a cluster, and the engine that runs lanes there."""
+def _cluster(
+    base: Session, gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]
+) -> tuple[Session, Engine, run_folder.Request]:
+    """Return the session of a cluster, the engine that runs lanes there, and the words by which it is resumed."""
     try:
         from harness.schedule import slurm, slurm_engine  # noqa: PLC0415 - submitit comes with an extra
     except ImportError:
         raise HarnessError("--slurm needs submitit. Next: pip install -e '.[slurm]'") from None
     settings = slurm.settings(gpu_types, slurm_options)
-    return settings, functools.partial(slurm_engine.run, settings)
+    nodes = replace(base.host, gpus=settings.gpus)
+    session = replace(base, host=nodes, devices=[], lost=(), jobs=base.jobs or LANES_OF_A_CELL)
+    return session, functools.partial(slurm_engine.run, settings), settings.request
 
 
 @click.command("sweep")
@@ -130,19 +130,14 @@ def command(
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     packs, errors = options.load_packs(shared.packs, ())
     options.print_errors(errors)
-    settings, engine = _slurm(gpu_types, slurm_options) if slurm else (None, lanes.run)
     moving = tuple(itertools.compress((LATEST, HEAD), (latest, head)))
     only = tuple(f"only {selector}" for selector in selectors)
-    request = (files.key_of(shared.packs.resolve()), *moving, f"--repeat {repeat}", *only)
     stop_at = None if budget is None else time.monotonic() + budget
     runs = runs.absolute()
     with running.session(shared, has_folder=False) as base, copied_inputs(base.cache, packs) as copies:
-        place = base
-        if settings:
-            request += settings.request
-            nodes = replace(base.host, gpus=settings.gpus)
-            place = replace(base, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
+        place, engine, cluster = _cluster(base, gpu_types, slurm_options) if slurm else (base, lanes.run, ())
         cells = columns.cells(columns.select(copies, selectors), place.host, place.cache, *moving)
+        request = (files.key_of(shared.packs.resolve()), *moving, f"--repeat {repeat}", *only, *cluster)
         with (
             room.guard(runs, "the folder of runs", "--runs DIR"),
             run_folder.open_run(runs, request, dt.datetime.now(dt.UTC)) as folder,

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import click
+from rich.table import Table
 
 from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import files, terminal
 from harness.core.words import Exit, LaneVerdict
 from harness.host import eligibility
+from harness.pack import judges
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import copied_inputs
-from harness.versions import bisection, output, timeline
+from harness.versions import bisection, timeline
 from harness.versions.judging import Judging, releases
+from harness.versions.timeline import Entry, History
 
 
 @click.command("versions")
@@ -51,15 +54,46 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
                 entries, account = judging.every(listed)
                 interrupted = account.interrupted
             scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
-            rows = [replace(entry, reason=scrub.shown(entry.reason)) for entry in entries]
-            line = "interrupted" if interrupted else timeline.line(rows)
-            history = output.history(judging, rows, line, running.command_line())
-            terminal.echo(receipt.to_json(asdict(history)) if as_json else output.as_text(rows, line), nl=False)
+            rows = tuple(replace(entry, reason=scrub.shown(entry.reason)) for entry in entries)
+            history = _history(judging, rows, "interrupted" if interrupted else timeline.line(rows))
+            terminal.echo(receipt.to_json(asdict(history)) if as_json else _as_text(history), nl=False)
             if interrupted:
                 raise KeyboardInterrupt
             if save:
-                terminal.echo(f"kept in {output.save(history, pack, scrub)}", err=True)
+                file = f"history.{target}.json"
+                document = scrub.document(asdict(history), file)
+                files.write_atomic(pack.folder / "data" / file, receipt.to_json(document))
+                terminal.echo(f"kept in {pack.name}/data/{file}", err=True)
     if not any(row.is_judged for row in rows):
         return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}
     return Exit.DEVIATES if any(row.verdict in failed for row in rows) else Exit.AS_EXPECTED
+
+
+def _history(judging: Judging, rows: tuple[Entry, ...], line: str) -> History:
+    """Return the rows and the line, with what they were judged by."""
+    host, pack = judging.session.host, judging.pack
+    return History(
+        schema=timeline.SCHEMA,
+        pack=pack.name,
+        target=judging.target,
+        evidence=judging.evidence,
+        over="release",
+        line=line,
+        probe=judges.sha256(pack),
+        python=host.python,
+        torch=host.torch or "",
+        triton=host.triton or "",
+        command=running.command_line(),
+        rows=rows,
+        checks=pack.definition.versions.checks,
+        meaning=judges.meaning_of(pack),
+    )
+
+
+def _as_text(history: History) -> str:
+    """Write the table and the line."""
+    table = Table("release", "date", "verdict", "figure", "reason", box=None)
+    for row in history.rows:
+        table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)
+    return terminal.render([table, history.line])
