@@ -42,22 +42,18 @@ class Baseline:
     text: str  # a name for people
 
     def receipt_of(self, cell: Cell) -> Receipt | None:
-        """Return the receipt to compare a cell with; None if there is none with the same evidence."""
-        paths = (folder / f"{cell.target}.{cell.evidence}.json" for folder in self._folders(cell))
-        path = next((path for path in paths if path.exists()), None)
+        """Return the receipt to compare a cell with; None if there is none that can be read.
+
+        It has the same evidence. For a cell that this host cannot judge, it may have any.
+        """
+        folders = [sweep / (cell.column or "receipts") / cell.pack.name for sweep in self.sweeps]
+        folders = folders or [cell.pack.receipts / cell.column]
+        name = f"{cell.target}.{cell.evidence or '*'}.json"
+        path = next((path for folder in folders for path in sorted(folder.glob(name))), None)
         try:
             return receipt.load(path) if path is not None else None
         except HarnessError:
-            return None  # a receipt of an older schema, or a damaged one
-
-    def has_receipt_of(self, cell: Cell) -> bool:
-        """Whether there is a receipt of the cell, with any evidence."""
-        return any(path for folder in self._folders(cell) for path in folder.glob(f"{cell.target}.*.json"))
-
-    def _folders(self, cell: Cell) -> list[Path]:
-        if not self.sweeps:
-            return [cell.pack.receipts / cell.column]
-        return [sweep / (cell.column or "receipts") / cell.pack.name for sweep in self.sweeps]
+            return None  # of an older schema, or damaged
 
 
 def find(folder: Path | None, today: str) -> Baseline:
@@ -69,7 +65,7 @@ def find(folder: Path | None, today: str) -> Baseline:
         return Baseline((), "the committed receipts")
     if not folder.is_dir():
         raise HarnessError(f"--baseline {folder}: no such folder. Next: name a run folder, or the folder of them")
-    is_run = run_folder.is_run(folder)
+    is_run = (folder / run_folder.RECORD).exists()
     runs = [folder] if is_run else run_folder.finished(folder, today)
     sweeps = tuple(run for run in runs if any(run.glob("*/*/*.json")))  # a run that judged nothing has no receipt
     if sweeps:

@@ -122,7 +122,7 @@ class Collector:
         if verdict == Verdict.UNAVAILABLE:
             return _blank(cell, verdict, reason)
         if verdict == Verdict.UNSUPPORTED and not outcome.problem:
-            was_judged = self.baseline.sweeps and self.baseline.has_receipt_of(cell)
+            was_judged = self.baseline.sweeps and self.baseline.receipt_of(cell)
             lost = ChangeRow("newly unsupported", worse=True, text=reason)
             return _blank(cell, NOT_HERE, reason, *((lost,) if was_judged else ()))
         return _blank(cell, Verdict.ERROR, reason, ChangeRow("error", worse=True, text=reason))

@@ -71,11 +71,6 @@ class RunFolder:
         files.write_atomic(self.path / RECORD, receipt.to_json(asdict(record)))
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a sweep's."""
-    return (folder / RECORD).exists()
-
-
 def _runs(runs: Path) -> Iterator[RunFolder]:
     """Yield the runs, the newest first, apart from those whose run.json is damaged."""
     for folder in sorted(runs.glob("*"), reverse=True):

@@ -17,34 +17,24 @@ from harness.versions.timeline import WRONG, Entry
 Judge = Callable[[int], Entry]
 
 
-def narrow(judge: Judge, start: int, end: int) -> None:
-    """Bisect between two entries of different verdicts until no release between them can be judged."""
-    verdict = judge(start).verdict
-    untried = list(range(start + 1, end))
-    while untried:
-        index = untried[len(untried) // 2]
-        entry = judge(index)
-        if not entry.is_judged:
-            untried.remove(index)
-        elif entry.verdict == verdict:
-            untried = [other for other in untried if other > index]
-        else:
-            untried = [other for other in untried if other < index]
-
-
 def search(judge: Judge, end: int, anchor: int) -> None:
-    """Judge what decides where, between the entries `anchor` and `end`, the bug of `anchor` begins or ends."""
-    unjudged, reached = end, anchor
-    if judge(end).is_judged:
-        unjudged = reached = end
-    while abs(reached - unjudged) > 1:
-        middle = (reached + unjudged) // 2
-        if judge(middle).is_judged:
-            reached = middle
+    """Judge what decides where, between `anchor` and `end`, the bug of `anchor` begins or ends.
+
+    Until a right release is found, one that cannot be judged counts as the edge of what can be judged.
+    """
+    step = 1 if end > anchor else -1
+    untried = list(range(anchor + step, end + step, step))
+    place, is_bounded = len(untried) - 1, False
+    while untried:
+        entry = judge(untried[place])
+        if entry.verdict == WRONG:
+            untried = untried[place + 1 :]
+        elif entry.is_judged or not is_bounded:
+            is_bounded = is_bounded or entry.is_judged
+            untried = untried[:place]
         else:
-            unjudged = middle
-    if judge(reached).verdict != WRONG:
-        narrow(judge, min(reached, anchor), max(reached, anchor))
+            del untried[place]
+        place = len(untried) // 2
 
 
 def bisect(judging: Judging, releases: list[ReleaseFile]) -> tuple[list[Entry], bool]:

@@ -26,6 +26,8 @@ from testing import nights
 from testing.laid_out import HOST
 from testing.workbench import REPOSITORY
 
+RECEIPT = REPOSITORY / "packs/09_liger_flce_none/receipts/cpu.interpreted.json"
+
 
 def _measuring(toy: Cell) -> Cell:
     target = replace(toy.pack.definition.targets["cpu"], measures=True)
@@ -33,7 +35,7 @@ def _measuring(toy: Cell) -> Cell:
 
 
 def _receipt(figure: FigureLine, gpu: str) -> Receipt:
-    found = receipt.load(REPOSITORY / "packs/09_liger_flce_none/receipts/cpu.interpreted.json")
+    found = receipt.load(RECEIPT)
     lanes = {"pristine": replace(found.lanes["pristine"], figures=(figure,))}
     return replace(found, lanes=lanes, host=replace(found.host, gpus=(GpuRecord(gpu, "9.0"),)))
 
@@ -99,7 +101,7 @@ def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Ce
 def _judged(run: Path, pack: str, name: str = "cpu.traced") -> None:
     """Lay a receipt, which each run has that judged something."""
     (run / "receipts" / pack).mkdir(parents=True)
-    (run / "receipts" / pack / f"{name}.json").write_text("{}")
+    (run / "receipts" / pack / f"{name}.json").write_bytes(RECEIPT.read_bytes())
 
 
 def test_the_newest_run_that_judged_something_is_the_baseline(tmp_path: Path) -> None:
@@ -117,7 +119,9 @@ def test_each_cell_is_compared_with_the_newest_run_that_judged_it(toy: Cell, tmp
     _judged(newer, "02_other")
     found = baseline.find(tmp_path, "9")
     assert found.sweeps == (newer, older)
-    assert found.has_receipt_of(toy), "the newest run judged another pack alone"
+    for cell in (toy, replace(toy, evidence=None)):
+        assert found.receipt_of(cell), "the newest run judged another pack alone"
+    assert found.receipt_of(replace(toy, evidence=Evidence.COMPILED)) is None
 
 
 @pytest.mark.parametrize(

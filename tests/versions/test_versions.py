@@ -32,7 +32,7 @@ def _rows(text: str) -> list[Entry]:
 
 def _bisected(rows: list[Entry], end: int, anchor: int) -> list[Entry]:
     """Return the entries that a bisection from `anchor` to `end` had to judge."""
-    tried: dict[int, Entry] = {}
+    tried = {anchor: rows[anchor]}
 
     def judge(index: int) -> Entry:
         tried[index] = rows[index]
