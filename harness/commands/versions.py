@@ -48,11 +48,7 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
         with copied_inputs(session.cache, [pack]) as (pack,):
             judging = Judging(session, pack, target, evidence, shared.timeout)
             listed = releases(session.cache, pack, within)
-            if bisect:
-                entries, interrupted = bisection.bisect(judging, listed)
-            else:
-                entries, account = judging.every(listed)
-                interrupted = account.interrupted
+            entries, interrupted = bisection.bisect(judging, listed) if bisect else judging.every(listed)
             scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
             rows = tuple(replace(entry, reason=scrub.shown(entry.reason)) for entry in entries)
             history = _history(judging, rows, "interrupted" if interrupted else timeline.line(rows))

@@ -49,20 +49,19 @@ class Judging:
         pinned = self.pack.definition.upstream.version  # empty where a commit is pinned
         return bool(pinned) and Version(release.version) == Version(pinned)
 
-    def every(self, releases: list[ReleaseFile]) -> tuple[list[Entry], Account]:
-        """Judge releases; return the entries of those whose lanes ended, in their order, and the account."""
+    def every(self, releases: list[ReleaseFile]) -> tuple[list[Entry], bool]:
+        """Judge releases; return the entries of those whose lanes ended, and whether the user interrupted."""
         cells = [self._cell(release) for release in releases]
         account = lanes.run(self.session, cells, receipts=False)
-        entries = [self._entry(release, cell, account) for release, cell in zip(releases, cells, strict=True)]
-        return [entry for entry in entries if entry is not None], account
+        sides = [side_of(self.session, cell, account) for cell in cells]
+        pairs = zip(releases, sides, strict=True)
+        return [self._entry(release, side) for release, side in pairs if side is not None], account.interrupted
 
     def judge(self, release: ReleaseFile) -> Entry:
-        """Judge one release. KeyboardInterrupt: the user interrupted. HarnessError: its lane was not run."""
-        entries, account = self.every([release])
-        if account.interrupted:
+        """Judge one release. KeyboardInterrupt: the user interrupted."""
+        entries, is_interrupted = self.every([release])
+        if is_interrupted:
             raise KeyboardInterrupt
-        if not entries:
-            raise HarnessError(next(iter(account.not_run.values()), "a lane did not end"))
         return entries[0]
 
     def _cell(self, release: ReleaseFile) -> Cell:
@@ -95,10 +94,8 @@ class Judging:
         package_name = canonicalize_name(self.pack.definition.upstream.package)
         return tuple(pin for pin in uv.PIN.findall(pinned) if canonicalize_name(pin.partition("==")[0]) != package_name)
 
-    def _entry(self, release: ReleaseFile, cell: Cell, account: Account) -> Entry | None:
-        side, definition = side_of(self.session, cell, account), self.pack.definition
-        if side is None:
-            return None
+    def _entry(self, release: ReleaseFile, side: Side) -> Entry:
+        definition = self.pack.definition
         verdict, reason, record, figure = side.verdict, side.reason, side.record, ""
         if record is not None:
             figure = figures.leading(definition.leading_figure, record, None)
@@ -110,10 +107,12 @@ class Judging:
 
 
 def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
-    """Return the result of the only lane of a cell; None where it did not end."""
+    """Return the result of the only lane of a cell; None where the user interrupted it."""
     outcome = account.results.get(cell.name)
-    if outcome is None or outcome.runs:
-        return _side(session, outcome.last[0]) if outcome else None
+    if outcome is None:
+        return None if account.interrupted else Side(LaneVerdict.ERROR, account.reason_not_run(cell))
+    if outcome.runs:
+        return _side(session, outcome.last[0])
     is_unsupported = outcome.judgement.verdict == Verdict.UNSUPPORTED
     return Side(LaneVerdict.UNSUPPORTED if is_unsupported else LaneVerdict.ERROR, outcome.judgement.reason)
 
