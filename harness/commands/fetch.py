@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import click
@@ -79,7 +80,7 @@ def command(shared: Shared, names: tuple[str, ...], python: str, latest: bool) -
     if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
     packs, errors = options.load_packs(shared.packs, names)
-    cache, tag = shared.cache(), python_tag(python)
+    cache, tag = replace(shared, offline=False).cache(), python_tag(python)  # whatever REPRODUCER_PACKS_OFFLINE says
     steps = dict(step for pack in packs for step in _steps(pack, cache, tag, latest=latest))
     failed: dict[str, HarnessError] = {}
     with Progress(sys.stderr) as progress, cache.guard():
