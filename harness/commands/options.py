@@ -24,6 +24,7 @@ LONGEST = 31 * 24 * 3600
 SECONDS = click.IntRange(1, LONGEST)
 REPEATS = click.IntRange(1, 1000)
 FOLDER, EXISTING = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False, exists=True)
+FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 def _packs() -> Path:
