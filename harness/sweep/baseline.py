@@ -19,7 +19,7 @@ from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
 from harness.verdict.outcome import Outcome
 
-#: Good verdicts on a release that has the bug: after a release without it, they are no recovery.
+#: Good verdicts on a release that has the bug. After a release without it, they are no recovery.
 HAVE_BUG = {Verdict.CONFIRMED, Verdict.REPRODUCED}
 #: Units of memory, where more is worse, and of throughput, where less is worse.
 MEMORY = frozenset({"bytes", "B", "KiB", "MiB", "GiB", "KB", "MB", "GB"})
@@ -90,7 +90,7 @@ def expected(cell: Cell, earlier: Receipt | None) -> str:
 
 
 def verdict_changes(verdict: str, before: str, release: str) -> list[ChangeRow]:
-    """Compare verdicts. Only a good verdict is no change for the worse, and none where the bug was gone before."""
+    """Compare verdicts. A change to CONFIRMED or REPRODUCED is good news, unless the release before was right."""
     if verdict == before:
         return []
     if verdict not in HAVE_BUG:
