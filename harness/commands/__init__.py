@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import Any
 
 import click
 
 from harness import __version__
-from harness.commands.options import PROGRAM_OPTIONS, see_also
+from harness.commands.options import PROGRAM_OPTIONS, Shared, see_also
 from harness.core import terminal
 from harness.core.errors import HarnessError, unknown_name
 from harness.core.room import NO_ROOM
@@ -68,7 +69,8 @@ class Verbs(click.Group):
 
 @click.command(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="runner.py")
-def cli(**_: object) -> None:
+@click.pass_context
+def cli(context: click.Context, /, **values: Any) -> None:  # noqa: ANN401 - click passes each option by name
     """Prove upstream bugs, and prove that patches fix them.
 
     A pack holds a script, a contract and a patch. Both files run on the unpatched release (BUG_REPRODUCED) and on the
@@ -77,6 +79,7 @@ def cli(**_: object) -> None:
     The options may also stand after a command that uses them. REPRODUCER_PACKS_PACKS, _CACHE, _OFFLINE and _MIRRORS
     are variables for the first four.
     """
+    context.obj = Shared(**values)
 
 
 cli.params[:0] = PROGRAM_OPTIONS

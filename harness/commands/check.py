@@ -21,11 +21,7 @@ from harness.report.soundness import Checker, Finding
 
 def _check_bundle(bundle: Path, folder: Path) -> int:
     """Print a line for each error of a bundle."""
-    try:
-        data = bundle.read_bytes()
-    except OSError as error:
-        raise HarnessError(f"{bundle} cannot be read ({error.strerror}). Next: --bundle FILE.zip") from None
-    errors = bundle_check.errors(data, options.load_packs(folder, ())[0])
+    errors = bundle_check.errors(bundle.read_bytes(), options.load_packs(folder, ())[0])
     for line in errors:
         terminal.echo(f"refuted: {line}")
     terminal.echo(f"{bundle.name}: {f'{len(errors)} error(s)' if errors else 'it holds'}")
@@ -61,7 +57,7 @@ def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
 @click.command("check")
 @options.packs_argument
 @options.takes(*options.PLACES)
-@click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
+@click.option("--bundle", "sent", type=options.FILE, help="Check a bundle that somebody sent, instead.")
 @click.option("--write", is_flag=True, help="Write the OSV records in advisories/ anew, instead.")
 def command(shared: Shared, names: tuple[str, ...], sent: Path | None, write: bool) -> int:
     """Check that packs are sound.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import click
@@ -35,15 +36,23 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
             download.fetch(cache, package, None, sha256)
 
 
-def _other_trees(pack: Pack) -> set[str]:
-    """Return the origins of the trees that ``run --upstream ask`` and `upstream-tests` judge."""
-    sections = (pack.definition.upstream_tests, pack.definition.ask)
-    return {section.origin for section in sections if section is not None and section.origin}
-
-
 def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
     file = newest.release(cache, upstream.package, wheels_only=upstream.is_wheel).file
     download.fetch(cache, upstream.package, file.file, file.sha256)
+
+
+def _steps(pack: Pack, cache: Cache, tag: str, *, latest: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what is to be fetched for a pack, after its name for people."""
+    definition, upstream = pack.definition, pack.definition.upstream
+    yield pack.name, partial(_fetch, pack, cache, tag)
+    for section in (definition.upstream_tests, definition.ask):
+        if section is not None and section.origin:
+            other = partial(tree.materialize, cache, upstream, parse_git_source(section.origin))
+            yield f"{pack.name}, its tree at {section.origin}", other
+    if latest:
+        yield f"the newest release of {upstream.package}", partial(_fetch_newest, cache, upstream)
+    if latest and not upstream.is_compiled:
+        yield f"the head of {upstream.repository}", partial(newest.head, cache, upstream.repository)
 
 
 @click.command("fetch")
@@ -72,16 +81,8 @@ def command(shared: Shared, names: tuple[str, ...], python: str, latest: bool) -
     if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
     packs, errors = options.load_packs(shared.packs, names)
-    cache, tag = shared.cache(), python_tag(python)
-    steps: dict[str, Callable[[], object]] = {pack.name: partial(_fetch, pack, cache, tag) for pack in packs}
-    for pack in packs:
-        for origin in _other_trees(pack):
-            other = partial(tree.materialize, cache, pack.definition.upstream, parse_git_source(origin))
-            steps[f"{pack.name}, its tree at {origin}"] = other
-    for upstream in (pack.definition.upstream for pack in packs if latest):
-        steps[f"the newest release of {upstream.package}"] = partial(_fetch_newest, cache, upstream)
-        if not upstream.is_compiled:
-            steps[f"the head of {upstream.repository}"] = partial(newest.head, cache, upstream.repository)
+    cache, tag = replace(shared, offline=False).cache(), python_tag(python)  # whatever REPRODUCER_PACKS_OFFLINE says
+    steps = dict(step for pack in packs for step in _steps(pack, cache, tag, latest=latest))
     failed: dict[str, HarnessError] = {}
     with Progress(sys.stderr) as progress, cache.guard():
         for name, step in steps.items():

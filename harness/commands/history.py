@@ -1,45 +1,32 @@
-"""``runner.py list --runs``: verdicts and figures of a pack, sweep by sweep."""
+"""``runner.py list --runs``: verdicts and figures of packs, sweep by sweep."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.core import markdown, terminal
 from harness.core.errors import HarnessError, unknown_name
-from harness.core.terminal import WIDTH
 from harness.pack import load
 from harness.receipt.figures import number
 from harness.sweep import run_folder
 from harness.sweep.results import CellRow, Results
 
-Rows = list[tuple[Results, CellRow]]
+
+def _read(runs: Path) -> list[Results]:
+    """Read the finished sweeps, the oldest first, and name those that cannot be read."""
+    sweeps = []
+    for folder in reversed(run_folder.finished(runs)):
+        try:
+            sweeps.append(run_folder.read(folder))
+        except (OSError, ValueError) as error:
+            problem = f"{folder.name} is passed over: {str(error)[:200]}"
+            terminal.echo(f"{problem}. Next: delete that run, or put its results back", err=True)
+    return sweeps
 
 
-def _pass_over(folder: Path, error: Exception) -> None:
-    reason = " ".join(str(error).split())[:200]
-    terminal.echo(f"{folder.name} is passed over: {reason}. Next: delete that run, or put its results back", err=True)
-
-
-def _full_name(rows: Rows, pattern: str, runs: Path) -> str:
-    """Return the full name of the pack that `pattern` names; the pack itself may have been deleted."""
-    names = list(dict.fromkeys(cell.pack for _, cell in rows))
-    if not names:
-        raise HarnessError(f"{runs} holds no finished sweep that can be read. Next: runner.py sweep --runs {runs}")
-    matches = [name for name in names if load.matches(name, pattern)]
-    if not matches:
-        raise unknown_name("pack", pattern, names, f"runner.py list {names[0]} --runs {runs}")
-    if len(matches) > 1:
-        listed = ", ".join(matches)
-        raise HarnessError(
-            f"{pattern!r} names {len(matches)} packs ({listed}). Next: runner.py list {matches[0]} --runs {runs}"
-        )
-    return matches[0]
-
-
-def _table(name: str, rows: Rows) -> Table:
+def _table(name: str, rows: list[tuple[Results, CellRow]]) -> Table:
     """Build the table of a cell: a line for each figure of each sweep, with the values of both lanes."""
     header = ("sweep", "version", "verdict", "figure", "pristine", "patched")
     table = Table(*header, title=name, title_justify="left", box=None)
@@ -54,16 +41,18 @@ def _table(name: str, rows: Rows) -> Table:
     return table
 
 
-def show(pattern: str, runs: Path) -> None:
-    """Print a line for each figure of each finished sweep, the oldest first.
+def show(patterns: tuple[str, ...], runs: Path) -> None:
+    """Print a line for each figure of each finished sweep, the oldest first; a pack itself may have been deleted.
 
     HarnessError is raised if `runs` has no finished sweep, or none with such a pack.
     """
-    sweeps = reversed([results for _, results in run_folder.finished(runs, pass_over=_pass_over)])
-    all_rows = [(sweep, cell) for sweep in sweeps for cell in sweep.cells]
-    pack = _full_name(all_rows, pattern, runs)
-    rows = [(sweep, cell) for sweep, cell in all_rows if cell.pack == pack]
-    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
-    for name in dict.fromkeys(cell.name for _, cell in rows):
-        console.print(_table(name, [(sweep, cell) for sweep, cell in rows if cell.name == name]))
-        console.print()
+    rows = [(sweep, cell) for sweep in _read(runs) for cell in sweep.cells]
+    packs = list(dict.fromkeys(cell.pack for _, cell in rows))
+    if not packs:
+        raise HarnessError(f"{runs} holds no finished sweep that can be read. Next: runner.py sweep --runs {runs}")
+    for pattern in patterns:
+        if not any(load.matches(pack, pattern) for pack in packs):
+            raise unknown_name("pack", pattern, packs, f"runner.py list {packs[0]} --runs {runs}")
+    chosen = {pack for pack in packs if not patterns or any(load.matches(pack, pattern) for pattern in patterns)}
+    for name in dict.fromkeys(cell.name for _, cell in rows if cell.pack in chosen):
+        terminal.echo(terminal.render([_table(name, [(sweep, cell) for sweep, cell in rows if cell.name == name])]))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -25,6 +24,7 @@ LONGEST = 31 * 24 * 3600
 SECONDS = click.IntRange(1, LONGEST)
 REPEATS = click.IntRange(1, 1000)
 FOLDER, EXISTING = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False, exists=True)
+FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 def _packs() -> Path:
@@ -68,7 +68,7 @@ packs_argument = click.argument("names", metavar="[PACK]...", nargs=-1)
 
 @dataclass(frozen=True)
 class Shared:
-    """The values of the program's options that a verb takes; `timeout` is in seconds."""
+    """The values of the program's options; `timeout` is in seconds."""
 
     packs: Path = Path("packs")
     cache_root: Path | None = None
@@ -85,21 +85,21 @@ class Shared:
         return Cache(root, self.offline, tell, self.mirrors.absolute() if self.mirrors is not None else None)
 
 
+def _override(context: click.Context, option: click.Parameter, value: object) -> None:
+    """Let an option after the verb take the place of the program's."""
+    if value:
+        context.obj = replace(context.obj, **{str(option.name): value})
+
+
 def takes(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Let a verb take options of the program, by name, as fields of its argument `shared`."""
+    """Let a verb take options of the program, by name; its first argument is a `Shared`."""
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
-        @functools.wraps(command)
-        def wrapper(**values: Any) -> int:  # noqa: ANN401 - click passes each option by name
-            program_values = click.get_current_context().find_root().params
-            shared: dict[str, Any] = {name: values.pop(name) or program_values.get(name) for name in names}
-            return command(shared=Shared(**shared), **values)
-
         for option in PROGRAM_OPTIONS:
             if option.name in names:
-                add = click.option(*option.opts, option.name, type=option.type, is_flag=option.is_flag, hidden=True)
-                wrapper = add(wrapper)
-        return wrapper
+                again = partial(click.option, *option.opts, option.name, type=option.type, is_flag=option.is_flag)
+                command = again(hidden=True, expose_value=False, callback=_override)(command)
+        return click.pass_obj(command)
 
     return decorated
 

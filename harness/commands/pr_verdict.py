@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import IO
 
 import click
@@ -10,17 +12,19 @@ from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import files, terminal
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, Exit
+from harness.core.words import Evidence, Exit, LaneName
 from harness.host import eligibility
+from harness.host.eligibility import Planned
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import redaction
 from harness.report import pr_comment, report
-from harness.schedule.selection import copied_inputs
+from harness.schedule import lanes
+from harness.schedule.selection import Request, cell_of, copied_inputs
 from harness.schedule.session import Session
 from harness.verdict import change
-from harness.versions import two_trees
-from harness.versions.two_trees import Trees
+from harness.verdict.change import Compared
+from harness.versions.judging import side_of
 
 
 @click.command("pr-verdict")
@@ -75,10 +79,10 @@ def command(
         for pack in packs:
             terminal.echo(pack.name)
         return Exit.WRONG_CALL if errors else Exit.AS_EXPECTED
-    trees = Trees(base, head, shared.timeout)
+    trees = {change.BASE: base, change.HEAD: head}
     with running.session(shared) as session, copied_inputs(session.cache, packs) as copies:
         judgeable, refusals = _judgeable(session, copies, target)
-        comparisons, interrupted = two_trees.compare(session, judgeable, trees)
+        comparisons, interrupted = _compare(session, judgeable, trees, shared.timeout)
         scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
         text = pr_comment.text(comparisons, scrub)  # it reads the copies
     options.print_errors(refusals)
@@ -105,3 +109,30 @@ def _judgeable(
                 raise
             refusals.append(error)
     return judgeable, refusals
+
+
+def _compare(
+    session: Session, subjects: list[tuple[Pack, str, Evidence]], trees: Mapping[str, str], timeout: float | None
+) -> tuple[list[Compared], bool]:
+    """Judge the base and the head of a change, each named as ``--upstream`` names a tree, by each pack on its target.
+
+    `timeout` is that of a lane, in seconds. Return the results, and whether the user interrupted. HarnessError is
+    raised where a tree cannot be that of a pack's upstream, or is not there.
+    """
+    cells = []
+    for pack, target, evidence in subjects:
+        for column, upstream in trees.items():
+            request = Request(upstream, (), (LaneName.PRISTINE,), timeout)
+            cell = cell_of(pack, Planned(target, evidence), request, session.host, session.cache)
+            cells.append(replace(cell, column=column))
+    account = lanes.run(session, cells, receipts=False)
+    for cell in cells:
+        outcome = account.results.get(cell.name)
+        if outcome is not None and outcome.problem:
+            raise HarnessError(f"--{cell.column}: {outcome.problem}")
+    sides = [side_of(session, cell, account) for cell in cells]
+    comparisons = []
+    for (pack, target, evidence), base, head in zip(subjects, sides[::2], sides[1::2], strict=True):
+        if base is not None and head is not None:
+            comparisons.append(Compared(pack, target, evidence, base, head))
+    return comparisons, account.interrupted

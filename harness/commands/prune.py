@@ -12,17 +12,8 @@ from harness.core import files, terminal
 from harness.core.cache import Cache
 from harness.core.words import Exit
 
-#: The folders of the cache whose entries are pruned, each with a name for its entries.
-KINDS = {
-    "runs": "run folders of `run` and `versions`",
-    "mutate": "journals and logs of `mutate`",
-    "jit": "JIT results of lanes",
-    "trees": "trees, with and without patches",
-    "dependencies": "dependency sets",
-    "environments": "built environments",
-    "git": "clones",
-    "downloads": "downloads",
-}
+#: The folders of the cache whose entries are pruned.
+KINDS = ("runs", "mutate", "jit", "trees", "dependencies", "environments", "git", "downloads")
 DAY = 24 * 3600.0
 #: Entries that were not used for so many days are removed.
 DAYS = 30
@@ -45,16 +36,16 @@ def prune(cache: Cache, kind: str, days: int) -> tuple[int, int]:
 def command(shared: Shared) -> int:
     """Remove from the cache what nobody uses.
 
-    Run folders, JIT results, trees, dependency sets and downloads: each can be fetched or made again. What a lane
+    Run folders, JIT results, trees, dependency sets, clones, downloads: each can be fetched or made again. What a lane
     used within the last 30 days stays. The run folders of `sweep` lie elsewhere and are not touched.
     """
     cache, total = shared.cache(), 0
     with cache.guard():
         cache.sweep()
-        for kind, label in KINDS.items():
+        for kind in KINDS:
             entries, size = prune(cache, kind, DAYS)
             total += size
             if entries:
-                terminal.echo(f"{entries:5} {label} ({kind}/), {size / 2**20:.0f} MiB")
+                terminal.echo(f"{entries:5} of {kind}/, {size / 2**20:.0f} MiB")
     terminal.echo(f"{total / 2**20:.0f} MiB removed from {cache.root}")
     return Exit.AS_EXPECTED

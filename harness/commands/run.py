@@ -13,15 +13,13 @@ from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import UNJUDGED, Exit, Verdict
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
-from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.report import run_table
 from harness.report.run_table import RunRow
 from harness.schedule import lanes
 from harness.schedule.lane_runner import raw_log
 from harness.schedule.selection import ASK, Request, cells_of, copied_inputs
-from harness.schedule.session import Session
-from harness.verdict.outcome import Outcome, outcome_of_error
+from harness.verdict.outcome import Outcome
 
 LANES = {"both": BOTH_LANES} | {str(name): (name,) for name in BOTH_LANES}
 
@@ -80,17 +78,20 @@ def command(
         with copied_inputs(base.cache, packs) as copies:
             session = replace(base, repeat=repeat, keep_raw=True)
             request = Request(upstream, dependencies, LANES[lane], shared.timeout)
-            cells, cell_errors = _cells(copies, target, request, session)
+            cells: list[Cell] = []
+            cell_errors: list[HarnessError] = []
+            for pack in copies:
+                try:
+                    cells += cells_of([pack], target, request, session.host, session.cache)
+                except HarnessError as error:
+                    cell_errors.append(HarnessError(f"{pack.name}: {error}"))
             account = lanes.run(session, cells)
             rows: list[RunRow] = []
-            for cell in cells:
-                outcome = account.results.get(cell.name)
-                if outcome is None:  # it was interrupted
-                    continue
-                problem = outcome.problem
-                if outcome.runs or not problem:
-                    row, problem = _row(outcome, session, record=record)
-                    rows.append(row)
+            for outcome in [account.results[cell.name] for cell in cells if cell.name in account.results]:
+                cell = outcome.cell
+                receipt, problem = _receipt(outcome, record=record)
+                if outcome.runs or not outcome.problem:
+                    rows.append(run_table.row(outcome, receipt, _logs(outcome, session.folder)))
                 cell_errors += [HarnessError(f"{cell.pack.name} {cell.target}: {problem}")] if problem else []
     options.print_errors(cell_errors)
     if rows or as_json:
@@ -102,39 +103,24 @@ def command(
     return _status(rows, is_wrong=bool(errors or cell_errors))
 
 
-def _cells(packs: list[Pack], target: str, request: Request, session: Session) -> tuple[list[Cell], list[HarnessError]]:
-    """Build the cells of packs. Among several packs, one without cells is an error that does not stop the others."""
-    cells: list[Cell] = []
-    errors: list[HarnessError] = []
-    for pack in packs:
-        try:
-            cells += cells_of([pack], target, request, session.host, session.cache)
-        except HarnessError as error:
-            if len(packs) == 1:
-                raise
-            errors.append(HarnessError(f"{pack.name}: {error}"))
-    return cells, errors
-
-
-def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, str]:
-    """Return the row of an outcome, and a problem besides its verdict; with `record`, put its receipt into the pack.
+def _receipt(outcome: Outcome, *, record: bool) -> tuple[Path | None, str]:
+    """Return the path of a receipt, and a problem besides the verdict; with `record`, put the receipt into the pack.
 
     The run folder keeps the receipt in any case. An error, or a cell that was not judged, replaces no receipt.
     """
-    receipt, problem = outcome.receipt, outcome.problem
-    is_judged = outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
+    receipt, is_judged = outcome.receipt, outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
+    if not record or receipt is None or not is_judged or not outcome.cell.is_listed:
+        return receipt, outcome.problem
     try:
-        try:
-            if record and receipt is not None and is_judged and outcome.cell.is_listed:
-                receipt = writer.publish(receipt, _home(outcome))
-        except HarnessError as error:
-            problem = str(error)
-        logs = [end.log.file for end in outcome.last if end.log]
-        raw = {log: raw_log(session.folder, log) for log in logs}
-        readable = tuple(raw[log] if raw[log].exists() else session.folder / log for log in logs)
-        return run_table.row(outcome, receipt, readable), problem
-    except Exception as error:  # noqa: BLE001 - the rows of the other outcomes are still printed
-        return run_table.row(outcome_of_error(error, outcome.cell), None), ""
+        return writer.publish(receipt, _home(outcome)), outcome.problem
+    except HarnessError as error:
+        return receipt, str(error)
+
+
+def _logs(outcome: Outcome, folder: Path) -> tuple[Path, ...]:
+    """List the logs of an outcome in the run folder, the raw ones where they were kept."""
+    logs = [end.log.file for end in outcome.last if end.log]
+    return tuple(raw if (raw := raw_log(folder, log)).exists() else folder / log for log in logs)
 
 
 def _home(outcome: Outcome) -> Path:

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import itertools
 import re
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import terminal
+from harness.core import files, room, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
+from harness.host.gpu_health import GpuWatch
+from harness.host.gpus import place_name
+from harness.lane.cell import Cell
+from harness.receipt import redaction
 from harness.schedule import lanes
-from harness.sweep import outputs, sweep
+from harness.schedule.account import Account
+from harness.schedule.journal import Journal
+from harness.schedule.selection import copied_inputs
+from harness.schedule.session import Session
+from harness.sweep import baseline as baselines
+from harness.sweep import columns, outputs, run_folder
+from harness.sweep.collector import Collector
 from harness.sweep.columns import HEAD, LATEST
-from harness.sweep.sweep import Engine, Order
 
-if TYPE_CHECKING:
-    from harness.schedule.slurm import Settings
-
+#: Runs the lanes of cells, and stores their ends in the journal.
+Engine = Callable[[Session, list[Cell]], Account]
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
 #: How many lanes a task on a cluster runs at once without --jobs: a cell has two.
 LANES_OF_A_CELL = 2
@@ -43,14 +53,18 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     return seconds
 
 
-def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[Settings, Engine]:
-    """Return the settings of a cluster, and the engine that runs lanes there."""
+def _cluster(
+    base: Session, gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]
+) -> tuple[Session, Engine, run_folder.Request]:
+    """Return the session of a cluster, the engine that runs lanes there, and the words by which it is resumed."""
     try:
         from harness.schedule import slurm, slurm_engine  # noqa: PLC0415 - submitit comes with an extra
     except ImportError:
         raise HarnessError("--slurm needs submitit. Next: pip install -e '.[slurm]'") from None
     settings = slurm.settings(gpu_types, slurm_options)
-    return settings, functools.partial(slurm_engine.run, settings)
+    nodes = replace(base.host, gpus=settings.gpus)
+    session = replace(base, host=nodes, devices=[], lost=(), jobs=base.jobs or LANES_OF_A_CELL)
+    return session, functools.partial(slurm_engine.run, settings), settings.request
 
 
 @click.command("sweep")
@@ -117,25 +131,43 @@ def command(
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     packs, errors = options.load_packs(shared.packs, ())
     options.print_errors(errors)
-    settings, engine = _slurm(gpu_types, slurm_options) if slurm else (None, None)
-    with running.session(shared, has_folder=False) as base:
-        session = base
-        if settings:
-            nodes = replace(base.host, gpus=settings.gpus)
-            session = replace(base, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
-        order = Order(
-            packs=packs,
-            folder=shared.packs,
-            selectors=selectors,
-            columns=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
-            repeat=repeat,
-            budget=budget,
-            runs=runs.absolute(),
-            baseline=baseline,
-            cluster=settings.request if settings else (),
-            notes=(*(str(error) for error in errors), *session.lost),
-        )
-        results, folder = sweep.run(order, session, engine or lanes.run)
+    moving = tuple(itertools.compress((LATEST, HEAD), (latest, head)))
+    only = tuple(f"only {selector}" for selector in selectors)
+    stop_at = None if budget is None else time.monotonic() + budget
+    runs = runs.absolute()
+    with running.session(shared, has_folder=False) as base, copied_inputs(base.cache, packs) as copies:
+        place, engine, cluster = _cluster(base, gpu_types, slurm_options) if slurm else (base, lanes.run, ())
+        cells = columns.cells(columns.select(copies, selectors), place.host, place.cache, *moving)
+        request = (files.key_of(shared.packs.resolve()), *moving, f"--repeat {repeat}", *only, *cluster)
+        with (
+            room.guard(runs, "the folder of runs", "--runs DIR"),
+            run_folder.open_run(runs, request, dt.datetime.now(dt.UTC)) as folder,
+            Journal(folder.path / run_folder.JOURNAL) as journal,
+        ):
+            faulty = {fault.place for fault in folder.record.faults}
+            session = replace(
+                place,
+                devices=[device for device in place.devices if place_name(device) not in faulty],
+                folder=folder.path,
+                journal=journal,
+                command=functools.partial(_command, repeat),
+                note=folder.note,
+                repeat=repeat,
+                urgent=run_folder.cells_not_run(runs, folder.name),
+                stop_at=stop_at,
+                watch=GpuWatch(),
+            )
+            reference = baselines.find(baseline, folder.name)
+            session.progress.tell(
+                f"run folder {folder.path}: {len(cells)} cells, {len(journal.ends)} lanes ended before"
+            )
+            account = engine(session, cells)
+            places = {**session.cache.places, shared.packs.absolute(): "$PACKS", runs: "$RUNS"}
+            collector = Collector(session, account, reference, redaction.host_scrubber(places))
+            results = collector.results(folder, cells, (*map(str, errors), *session.lost))
+            outputs.write(results, folder.path)
+            if results.finished:
+                folder.finish()
     for line in outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(outputs.headline(results))
@@ -143,3 +175,9 @@ def command(
     if results.status == Exit.INTERRUPTED:
         raise KeyboardInterrupt("the same command goes on from here")
     return results.status
+
+
+def _command(repeat: int, cell: Cell) -> str:
+    """Return the command that makes a cell's receipt anew."""
+    column = f" --{cell.column}" if cell.column else ""
+    return f"runner.py sweep {cell.pack.name}:{cell.target}{column}{f' --repeat {repeat}' if repeat > 1 else ''}"

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
+from rich.table import Table
 
 from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import files, terminal
 from harness.core.words import Exit, LaneVerdict
 from harness.host import eligibility
+from harness.pack import judges
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import copied_inputs
-from harness.versions import bisection, output, timeline
-from harness.versions.bisection import Known
+from harness.versions import bisection, timeline
 from harness.versions.judging import Judging, releases
-from harness.versions.timeline import Entry
+from harness.versions.timeline import Entry, History
 
 
 @click.command("versions")
@@ -45,37 +46,50 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
     with running.session(shared) as session:
         target, evidence = eligibility.first_target(pack, target, session.host)
         with copied_inputs(session.cache, [pack]) as (pack,):
-            judging = Judging(session, pack, target, evidence, shared.timeout, pack.definition.versions.checks)
-            known = Known(judging, releases(session.cache, pack, within))
-            entries, interrupted = _entries(known, bisect=bisect)
-            line = "interrupted" if interrupted else timeline.line(entries)
-            status = _print(judging, entries, line, save=save and not interrupted, as_json=as_json)
-    if interrupted:
-        raise KeyboardInterrupt
-    return status
-
-
-def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
-    """Judge every listed release, or bisect them; return the entries, and whether the user interrupted."""
-    if not bisect:
-        entries, account = known.judging.every(known.listed)
-        return entries, account.interrupted
-    try:
-        bisection.bisect_around_pinned(known)
-    except KeyboardInterrupt:
-        return known.entries, True
-    return known.entries, False
-
-
-def _print(judging: Judging, entries: list[Entry], line: str, *, save: bool, as_json: bool) -> int:
-    cache = judging.session.cache
-    scrub = redaction.host_scrubber({**cache.places, files.REPOSITORY: "$REPOSITORY"})
-    rows = [output.scrub_row(row, scrub) for row in entries]
-    history = output.history(rows, line, judging, running.command_line())
-    terminal.echo(receipt.to_json(asdict(history)) if as_json else output.as_text(rows, line), nl=False)
-    if save:
-        terminal.echo(f"kept in {output.save(history, judging, scrub)}", err=True)
+            judging = Judging(session, pack, target, evidence, shared.timeout)
+            listed = releases(session.cache, pack, within)
+            entries, interrupted = bisection.bisect(judging, listed) if bisect else judging.every(listed)
+            scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
+            rows = tuple(replace(entry, reason=scrub.shown(entry.reason)) for entry in entries)
+            history = _history(judging, rows, "interrupted" if interrupted else timeline.line(rows))
+            terminal.echo(receipt.to_json(asdict(history)) if as_json else _as_text(history), nl=False)
+            if interrupted:
+                raise KeyboardInterrupt
+            if save:
+                file = f"history.{target}.json"
+                document = scrub.document(asdict(history), file)
+                files.write_atomic(pack.folder / "data" / file, receipt.to_json(document))
+                terminal.echo(f"kept in {pack.name}/data/{file}", err=True)
     if not any(row.is_judged for row in rows):
         return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}
     return Exit.DEVIATES if any(row.verdict in failed for row in rows) else Exit.AS_EXPECTED
+
+
+def _history(judging: Judging, rows: tuple[Entry, ...], line: str) -> History:
+    """Return the rows and the line, with what they were judged by."""
+    host, pack = judging.session.host, judging.pack
+    return History(
+        schema=timeline.SCHEMA,
+        pack=pack.name,
+        target=judging.target,
+        evidence=judging.evidence,
+        over="release",
+        line=line,
+        probe=judges.sha256(pack),
+        python=host.python,
+        torch=host.torch or "",
+        triton=host.triton or "",
+        command=running.command_line(),
+        rows=rows,
+        checks=pack.definition.versions.checks,
+        meaning=judges.meaning_of(pack),
+    )
+
+
+def _as_text(history: History) -> str:
+    """Write the table and the line."""
+    table = Table("release", "date", "verdict", "figure", "reason", box=None)
+    for row in history.rows:
+        table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)
+    return terminal.render([table, history.line])

@@ -117,6 +117,12 @@ class Scrubber:
             if any(spelling in text for spelling in spellings(value)):
                 yield f"the value of {variable}"
 
+    def shown(self, text: str) -> str:
+        """Scrub a text for people; one that still looks private is withheld."""
+        scrubbed = self.scrub(text)
+        label = next(self.findings(scrubbed), "")
+        return f"(withheld: it holds {label})" if label else scrubbed
+
     def require_clean(self, field: str, text: str) -> None:
         """Raise PrivateTextError where something private is left; it names `field`, and never the text."""
         for label in self.findings(text):

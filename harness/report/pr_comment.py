@@ -14,7 +14,7 @@ from harness.receipt.redaction import PrivateTextError, Scrubber
 from harness.report import links
 from harness.upstream.source import commit_of
 from harness.verdict import pack_verdict
-from harness.versions.two_trees import BASE, HEAD, Compared
+from harness.verdict.change import BASE, HEAD, Compared
 
 #: Names of checks in one line; further checks are counted.
 MOST_NAMES = 6

@@ -19,19 +19,7 @@ from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
 from harness.verdict.outcome import Outcome
 
-#: The kind of change to a verdict that needs attention. A change to any other verdict is good news.
-WORSE = {
-    Verdict.ERROR: "error",
-    FLAKY: "flaky",
-    Verdict.CONTROL_FAILED: "control failed",
-    Verdict.PATCH_BREAKS: "patch breaks",
-    Verdict.PATCH_STALE: "patch stale",
-    Verdict.FIX_INEFFECTIVE: "fix ineffective",
-    Verdict.FIXED_UPSTREAM: "fixed upstream",
-    Verdict.UNSUPPORTED: "newly unsupported",
-}
-RECOVERED, BUG_AGAIN = "recovered", "has the bug"
-#: Verdicts on a release that has the bug: after a release without it, they are no recovery.
+#: Good verdicts on a release that has the bug. After a release without it, they are no recovery.
 HAVE_BUG = {Verdict.CONFIRMED, Verdict.REPRODUCED}
 #: Units of memory, where more is worse, and of throughput, where less is worse.
 MEMORY = frozenset({"bytes", "B", "KiB", "MiB", "GiB", "KB", "MB", "GB"})
@@ -54,44 +42,38 @@ class Baseline:
     text: str  # a name for people
 
     def receipt_of(self, cell: Cell) -> Receipt | None:
-        """Return the receipt to compare a cell with; None if there is none with the same evidence."""
-        paths = (folder / f"{cell.target}.{cell.evidence}.json" for folder in self._folders(cell))
-        path = next((path for path in paths if path.exists()), None)
+        """Return the receipt to compare a cell with; None if there is none that can be read.
+
+        It has the same evidence. For a cell that this host cannot judge, it may have any.
+        """
+        folders = [sweep / (cell.column or "receipts") / cell.pack.name for sweep in self.sweeps]
+        folders = folders or [cell.pack.receipts / cell.column]
+        name = f"{cell.target}.{cell.evidence or '*'}.json"
+        path = next((path for folder in folders for path in sorted(folder.glob(name))), None)
         try:
             return receipt.load(path) if path is not None else None
         except HarnessError:
-            return None  # a receipt of an older schema, or a damaged one
-
-    def has_receipt_of(self, cell: Cell) -> bool:
-        """Whether there is a receipt of the cell, with any evidence."""
-        return any(path for folder in self._folders(cell) for path in folder.glob(f"{cell.target}.*.json"))
-
-    def _folders(self, cell: Cell) -> list[Path]:
-        if not self.sweeps:
-            return [cell.pack.receipts / cell.column]
-        return [sweep / (cell.column or "receipts") / cell.pack.name for sweep in self.sweeps]
+            return None  # of an older schema, or damaged
 
 
-def find(folder: Path | None, runs: Path, today: str) -> Baseline:
+def find(folder: Path | None, today: str) -> Baseline:
     """Find the baseline: a run folder, the finished runs in a folder that judged anything, or the committed receipts.
 
     Runs named `today` or later do not count. HarnessError is raised if the folder is missing or its run judged nothing.
     """
     if folder is None:
         return Baseline((), "the committed receipts")
-    if not folder.is_dir() and folder.absolute() != runs.absolute():
+    if not folder.is_dir():
         raise HarnessError(f"--baseline {folder}: no such folder. Next: name a run folder, or the folder of them")
-    if run_folder.is_run(folder):
-        if not any(folder.glob("*/*/*.json")):
-            problem = f"--baseline {folder}: that run judged nothing"
-            raise HarnessError(f"{problem}. Next: name another, or the folder of them")
-        return Baseline((folder,), folder.name)
-    newest = next((path for path, results in run_folder.finished(folder, today) if results.has_judged), None)
-    if newest is None:
-        return Baseline((), "the committed receipts: no earlier run judged anything")
-    # The results of older runs stay unread: a run that judged nothing has no receipt.
-    older = run_folder.earlier(folder, newest.name)
-    return Baseline((newest, *older), f"the run {newest.name}{' and those before it' if older else ''}")
+    is_run = (folder / run_folder.RECORD).exists()
+    runs = [folder] if is_run else run_folder.finished(folder, today)
+    sweeps = tuple(run for run in runs if any(run.glob("*/*/*.json")))  # a run that judged nothing has no receipt
+    if sweeps:
+        return Baseline(sweeps, f"the run {sweeps[0].name}{' and those before it' if sweeps[1:] else ''}")
+    if is_run:
+        problem = f"--baseline {folder}: that run judged nothing"
+        raise HarnessError(f"{problem}. Next: name another, or the folder of them")
+    return Baseline((), "the committed receipts: no earlier run judged anything")
 
 
 def expected(cell: Cell, earlier: Receipt | None) -> str:
@@ -108,30 +90,30 @@ def expected(cell: Cell, earlier: Receipt | None) -> str:
 
 
 def verdict_changes(verdict: str, before: str, release: str) -> list[ChangeRow]:
-    """Compare verdicts."""
+    """Compare verdicts. A change to CONFIRMED or REPRODUCED is good news, unless the release before was right."""
     if verdict == before:
         return []
-    if before == Verdict.FIXED_UPSTREAM and verdict in HAVE_BUG:
-        return [ChangeRow(BUG_AGAIN, worse=True, text=f"{release}: {verdict}, was {before}")]
-    if verdict in WORSE:
-        return [ChangeRow(WORSE[verdict], worse=True, text=f"{release}: was {before}")]
-    return [ChangeRow(RECOVERED, worse=False, text=f"{release}: {verdict}, was {before}")]
+    if verdict not in HAVE_BUG:
+        kind = "newly unsupported" if verdict == Verdict.UNSUPPORTED else verdict.lower().replace("_", " ")
+        return [ChangeRow(kind, worse=True, text=f"{release}: was {before}")]
+    is_back = before == Verdict.FIXED_UPSTREAM
+    kind = "has the bug" if is_back else "recovered"
+    return [ChangeRow(kind, worse=is_back, text=f"{release}: {verdict}, was {before}")]
 
 
-def claim_changes(outcome: Outcome, earlier: Receipt | None) -> list[ChangeRow]:
+def claim_changes(outcome: Outcome, earlier: Receipt) -> list[ChangeRow]:
     """List the claims that the baseline supported and this sweep does not."""
-    if earlier is None or earlier.verdict != outcome.judgement.verdict:
-        return []
     lost = sorted(set(earlier.claims) - set(outcome.judgement.claims))
-    return [ChangeRow("claims lost", worse=True, text=", ".join(lost))] if lost else []
+    is_same = earlier.verdict == outcome.judgement.verdict
+    return [ChangeRow("claims lost", worse=True, text=", ".join(lost))] if lost and is_same else []
 
 
-def figure_changes(outcome: Outcome, earlier: Receipt | None) -> list[ChangeRow]:
+def figure_changes(outcome: Outcome, earlier: Receipt) -> list[ChangeRow]:
     """List the figures that differ by more than their noise on the same GPU.
 
     Times, rates and memory are compared only if no other lane ran beside this one.
     """
-    if earlier is None or [gpu.name for gpu in outcome.gpus] != [gpu.name for gpu in earlier.host.gpus]:
+    if [gpu.name for gpu in outcome.gpus] != [gpu.name for gpu in earlier.host.gpus]:
         return []
     changes = []
     for name, lane in outcome.lanes.items():

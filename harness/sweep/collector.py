@@ -1,20 +1,34 @@
-"""From the scheduler's account to results.json: a row for each cell, with its changes since the baseline."""
+"""From the scheduler's account to the results of a sweep: a row for each cell, with its changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import datetime as dt
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from harness.core.words import LaneName, Verdict
+from harness.host.gpus import place_name
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.receipt import figures
 from harness.receipt.redaction import Scrubber
 from harness.schedule.account import Account
-from harness.schedule.session import Session
+from harness.schedule.session import GpuFault, Session
 from harness.sweep import baseline as comparison
 from harness.sweep.baseline import Baseline
-from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, ChangeRow, FigureRow, LaneRow
+from harness.sweep.results import (
+    FLAKY,
+    NOT_HERE,
+    NOT_RUN,
+    SCHEMA,
+    CellRow,
+    ChangeRow,
+    FigureRow,
+    HostRow,
+    LaneRow,
+    Results,
+)
+from harness.sweep.run_folder import RunFolder
 from harness.verdict.outcome import Outcome, outcome_of_error
 
 #: Verdicts that are never a known deviation: no thread of upstream's explains them.
@@ -23,17 +37,65 @@ NEVER_KNOWN = {Verdict.ERROR, FLAKY, NOT_RUN, NOT_HERE}
 
 @dataclass(frozen=True)
 class Collector:
-    """Turns the outcomes of cells into rows."""
+    """Turns the outcomes of cells into results."""
 
     session: Session
     account: Account
     baseline: Baseline
     scrubber: Scrubber  # of the folders that an error may name
 
-    def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
-        """Yield the rows of a whole sweep."""
-        threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
-        yield from _with_threads([self._row_or_error(cell) for cell in cells], threads)
+    def results(self, folder: RunFolder, cells: list[Cell], notes: tuple[str, ...]) -> Results:
+        """Build the results of a whole sweep."""
+        session, account, host = self.session, self.account, self.session.host
+        ends = [end for outcome in account.results.values() for end in outcome.last]
+        nodes = {end.host for end in ends} - {host}  # of a cluster
+        places = {place_name(device): device.gpu.name for device in session.devices}
+        gpus = {place: GpuFault(place, name, "", "") for place, name in places.items()}
+        names = {gpu.name for node in nodes for gpu in node.gpus}
+        gpus |= {name: GpuFault("a node", name, "", "") for name in sorted(names)}
+        gpus |= {fault.place: fault for fault in folder.record.faults}
+        drivers = sorted({node.driver for node in nodes if node.driver})
+        results = Results(
+            schema=SCHEMA,
+            run=folder.name,
+            started=folder.started.isoformat(timespec="seconds"),
+            seconds=round((dt.datetime.now(dt.UTC) - folder.started).total_seconds(), 1),
+            finished=not account.interrupted,
+            status=0,
+            baseline=self.baseline.text,
+            lanes_run=account.ran,
+            lanes_resumed=account.resumed,
+            host=HostRow(
+                python=host.python,
+                torch=host.torch or "",
+                triton=host.triton or "",
+                cuda=host.cuda,
+                driver=", ".join(drivers) or host.driver,
+                jobs=session.most_jobs,
+            ),
+            gpus=tuple(gpus.values()),
+            notes=notes,
+            cells=tuple(self._rows(cells)),
+        )
+        return replace(results, status=int(results.exit_status))
+
+    def _rows(self, cells: list[Cell]) -> Iterator[CellRow]:
+        """Yield the row of each cell. A row that deviates names the thread that pack.toml knows for it.
+
+        If no row of a pack with such a thread deviates, its first judged row says that `known` can be removed.
+        """
+        rows = [self._row_or_error(cell) for cell in cells]
+        settled = {row.pack for row in rows if row.deviates}
+        for cell, row in zip(cells, rows, strict=True):
+            thread = cell.pack.definition.known
+            if row.deviates and row.verdict not in NEVER_KNOWN:
+                yield replace(row, known=thread)
+            elif thread and row.lanes and row.pack not in settled:
+                settled.add(row.pack)
+                text = f"{thread}: no deviation was seen; `known` in pack.toml can go"
+                yield replace(row, changes=(*row.changes, ChangeRow("known", worse=False, text=text)))
+            else:
+                yield row
 
     def _row_or_error(self, cell: Cell) -> CellRow:
         """Build the row of a cell. An exception makes the row an error."""
@@ -44,7 +106,7 @@ class Collector:
 
     def _row(self, cell: Cell, outcome: Outcome | None) -> CellRow:
         if outcome is None:
-            reason = self._clean(self.account.reason_not_run(cell))
+            reason = self.scrubber.shown(self.account.reason_not_run(cell))
             is_intended = "budget" in reason or self.account.interrupted
             changes = () if is_intended else (ChangeRow("not run", worse=True, text=reason),)
             return _blank(cell, NOT_RUN, reason, *changes)
@@ -58,19 +120,14 @@ class Collector:
         A cell that this host cannot judge is a change if an earlier run judged it.
         """
         cell, verdict = outcome.cell, outcome.judgement.verdict
-        reason = self._clean(outcome.problem or outcome.judgement.reason)
+        reason = self.scrubber.shown(outcome.problem or outcome.judgement.reason)
         if verdict == Verdict.UNAVAILABLE:
             return _blank(cell, verdict, reason)
         if verdict == Verdict.UNSUPPORTED and not outcome.problem:
-            was_judged = self.baseline.sweeps and self.baseline.has_receipt_of(cell)
+            was_judged = self.baseline.sweeps and self.baseline.receipt_of(cell)
             lost = ChangeRow("newly unsupported", worse=True, text=reason)
             return _blank(cell, NOT_HERE, reason, *((lost,) if was_judged else ()))
         return _blank(cell, Verdict.ERROR, reason, ChangeRow("error", worse=True, text=reason))
-
-    def _clean(self, reason: str) -> str:
-        """Replace private parts of a text, or the whole text if it still looks private."""
-        text = self.scrubber.scrub(reason)
-        return "[left out: it names something private]" if any(self.scrubber.findings(text)) else text
 
     def _judged(self, outcome: Outcome) -> CellRow:
         cell, runs, repeat = outcome.cell, len(outcome.runs), self.session.repeat
@@ -78,10 +135,13 @@ class Collector:
         earlier = self.baseline.receipt_of(cell)
         before = comparison.expected(cell, earlier)
         changes = comparison.verdict_changes(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
-        changes += comparison.claim_changes(outcome, earlier) + comparison.figure_changes(outcome, earlier)
-        short = f"{runs} of {repeat} runs: {self._clean(self.account.reason_not_run(cell))}" if runs < repeat else ""
+        if earlier is not None:
+            changes += comparison.claim_changes(outcome, earlier) + comparison.figure_changes(outcome, earlier)
+        reasons = [outcome.judgement.reason]
+        if runs < repeat:
+            reasons.append(f"{runs} of {repeat} runs: {self.scrubber.shown(self.account.reason_not_run(cell))}")
         return replace(
-            _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
+            _blank(cell, verdict, "; ".join(filter(None, reasons))),
             deviation=outcome.deviation,
             claims=outcome.judgement.claims,
             agreeing=outcome.agreeing,
@@ -127,22 +187,3 @@ def _figures(outcome: Outcome) -> Iterator[FigureRow]:
         lines = [lane and lane.figure(name) for lane in (outcome.pristine, outcome.patched)]
         unit = next((line.unit for line in lines if line), "")
         yield FigureRow(name, unit, *(line and line.value for line in lines), *(line and line.spread for line in lines))
-
-
-def _with_threads(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:
-    """Yield the rows of a sweep. A row that deviates gets the pack's thread from `threads`.
-
-    If no row of a pack with a thread deviates, its first judged row says that `known` can be removed.
-    """
-    judged = [row for row in rows if row.lanes]
-    deviating = {row.pack for row in rows if row.deviates}
-    obsolete = {row.pack: row.name for row in reversed(judged) if row.pack in threads and row.pack not in deviating}
-    for row in rows:
-        thread = threads.get(row.pack, "")
-        if row.deviates and row.verdict not in NEVER_KNOWN:
-            yield replace(row, known=thread)
-        elif obsolete.get(row.pack) == row.name:
-            text = f"{thread}: no deviation was seen; `known` in pack.toml can go"
-            yield replace(row, changes=(*row.changes, ChangeRow("known", worse=False, text=text)))
-        else:
-            yield row

@@ -6,7 +6,7 @@ import fnmatch
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, unknown_name
@@ -18,10 +18,10 @@ from harness.pack import load
 from harness.pack.model import Pack
 from harness.schedule.selection import Request, cell_of
 from harness.upstream import newest
-from harness.upstream.newest import Head, Release
 from harness.upstream.source import Source, SourceKind
 
-Answer = TypeVar("Answer")
+#: The fields in which the cell of a moving tree differs from the cell of the pinned release.
+Fields = dict[str, Any]
 #: The columns of cells on upstream's newest release, and on the head of its default branch.
 LATEST, HEAD = "latest", "head"
 
@@ -50,15 +50,7 @@ def cells(pairs: list[tuple[Pack, str]], host: Host, cache: Cache, *columns: str
     The newest release and the head are looked up once for all packs of an upstream. If that fails, their cells are
     UNAVAILABLE, with the reason.
     """
-
-    @functools.cache
-    def release(package: str, is_wheel: bool) -> Release | str:  # noqa: FBT001 - a key of the cache
-        return _answer(lambda: newest.release(cache, package, wheels_only=is_wheel))
-
-    @functools.cache
-    def head(url: str) -> Head | str:
-        return _answer(lambda: newest.head(cache, url))
-
+    latest, head = (functools.cache(functools.partial(_look_up, moving, cache)) for moving in (_latest, _head))
     cells: list[Cell] = []
     for pack, target in pairs:
         upstream = pack.definition.upstream
@@ -66,40 +58,37 @@ def cells(pairs: list[tuple[Pack, str]], host: Host, cache: Cache, *columns: str
             cell = cell_of(pack, planned, Request(), host, cache)
             cells.append(cell)
             if cell.evidence is not None and LATEST in columns:
-                cells.append(_latest(cell, release(upstream.package, upstream.is_wheel)))
+                fields = latest(upstream.package, upstream.is_wheel)
+                if fields["version"] == cell.version:  # it shares the lanes of the pinned cell
+                    fields = {"seen": fields["seen"]}
+                cells.append(replace(cell, column=LATEST, **fields))
             if cell.evidence is not None and HEAD in columns and not upstream.is_compiled:  # it would have to be built
-                cells.append(_head(cell, head(upstream.repository)))
+                cells.append(replace(cell, column=HEAD, **head(upstream.repository)))
     return cells
 
 
-def _answer(look_up: Callable[[], Answer]) -> Answer | str:
-    """Return the answer of a look-up, or why there is none."""
+def _look_up(moving: Callable[..., Fields], cache: Cache, *subject: object) -> Fields:
+    """Return the fields of a moving tree, or those of a cell that is UNAVAILABLE."""
     try:
-        return look_up()
+        return moving(cache, *subject)
     except HarnessError as error:
-        return str(error)
+        gone = {"evidence": None, "reason": str(error), "verdict": Verdict.UNAVAILABLE}
+        return {"source": Source(SourceKind.LATEST), "version": "", **gone}
 
 
-def _unavailable(cell: Cell, column: str, reason: str) -> Cell:
-    cell = replace(cell, column=column, source=Source(SourceKind.LATEST), version="")
-    return replace(cell, evidence=None, reason=reason, verdict=Verdict.UNAVAILABLE)
+def _latest(cache: Cache, package: str, is_wheel: bool) -> Fields:  # noqa: FBT001 - a key of the cache
+    release = newest.release(cache, package, wheels_only=is_wheel)
+    version = release.file.version
+    source = Source(SourceKind.RELEASE, version)
+    return {"source": source, "version": version, "tree": release.file.sha256, "seen": release.seen}
 
 
-def _latest(cell: Cell, release: Release | str) -> Cell:
-    """Build the cell of the newest release; if that is the pinned one, it shares the pinned cell's lanes."""
-    if isinstance(release, str):
-        return _unavailable(cell, LATEST, release)
-    file, seen = release.file, release.seen
-    if file.version == cell.version:
-        return replace(cell, column=LATEST, seen=seen)
-    source = Source(SourceKind.RELEASE, file.version)
-    return replace(cell, column=LATEST, source=source, version=file.version, tree=file.sha256, seen=seen)
-
-
-def _head(cell: Cell, head: Head | str) -> Cell:
-    """Build the cell of the head of the default branch."""
-    if isinstance(head, str):
-        return _unavailable(cell, HEAD, head)
+def _head(cache: Cache, repository: str) -> Fields:
+    head = newest.head(cache, repository)
     version = f"commit {head.commit[:12]} of {head.date}"
-    source = Source(SourceKind.GIT, head.commit, cell.pack.definition.upstream.repository)
-    return replace(cell, column=HEAD, source=source, version=version, tree="", seen=head.seen)
+    return {
+        "source": Source(SourceKind.GIT, head.commit, repository),
+        "version": version,
+        "tree": "",
+        "seen": head.seen,
+    }

@@ -1,17 +1,20 @@
-"""A sweep for people: one line, what changed, summary.md for a pull request's page, and index.html."""
+"""The outputs of a sweep: results.json, summary.md for a pull request's page, index.html, and lines for a terminal."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import jinja2
 
-from harness.core import markdown
+from harness.core import files, markdown
 from harness.core.words import Verdict
+from harness.receipt import receipt
 from harness.receipt.figures import number
+from harness.sweep import run_folder
 from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
 FOLDER = Path(__file__).parent
@@ -20,13 +23,18 @@ LOG_BYTES = 8 * 1024
 GOOD = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
 
 
+def write(results: Results, folder: Path) -> None:
+    """Write every output of a sweep, each whole or not at all."""
+    files.write_atomic(folder / run_folder.RESULTS, receipt.to_json(asdict(results)))
+    files.write_atomic(folder / "summary.md", summary(results))
+    files.write_atomic(folder / "index.html", page(results, folder))
+
+
 def headline(results: Results) -> str:
     """Summarize the sweep in one line."""
     rows = results.cells
     counts = Counter(row.verdict for row in rows)
-    worse = sum(row.needs_attention for row in rows) + sum(bool(gpu.reason) for gpu in results.gpus)
-    worse += len(results.notes)
-    known = sum(bool(row.known) for row in rows)
+    worse, known = results.attention, sum(bool(row.known) for row in rows)
     state = f"{worse} need{'s' * (worse == 1)} attention" if worse else "nothing needs attention"
     state += f", {known} known" if known else ""
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
@@ -42,30 +50,21 @@ def change_lines(results: Results) -> list[str]:
     worse: list[str] = []
     good: list[str] = []
     for row in results.cells:
+        problems = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
+        if row.deviation and not problems:
+            problems = [f"STILL {row.says}: {row.deviation}"]
+        reason = "" if any(row.reason in text for text in problems) else f" ({row.reason})"
         if row.known:
-            known.append(f"{row.name}: KNOWN {row.known}: {_deviation(row)}")
-            continue
-        for change in row.changes:
-            lines = worse if change.worse else good
-            reason = _reason_suffix(row) if change.worse else ""
-            lines.append(f"{row.name}: {change.kind.upper()}: {change.text}{reason}")
-        if row.deviation and not any(change.worse for change in row.changes):
-            worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
+            known.append(f"{row.name}: KNOWN {row.known}: {'; '.join(problems)}")
+        else:
+            worse += [f"{row.name}: {text}{reason}" for text in problems]
+        good += [f"{row.name}: {change.kind.upper()}: {change.text}" for change in row.changes if not change.worse]
     return [*results.notes, *faults, *worse, *known, *good]
 
 
 def no_changes(results: Results) -> str:
     """Return the sentence for a sweep without changes."""
     return "Nothing changed." if results.has_judged else "Nothing was judged."
-
-
-def _deviation(row: CellRow) -> str:
-    worse = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
-    return "; ".join(worse) or f"{row.says}: {row.deviation}"
-
-
-def _reason_suffix(row: CellRow) -> str:
-    return f" ({row.reason})" if row.reason and all(row.reason not in change.text for change in row.changes) else ""
 
 
 def summary(results: Results) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from harness.core.words import UNJUDGED
+from harness.core.structure import Form
+from harness.core.words import UNJUDGED, Exit
 from harness.schedule.session import GpuFault
 
 SCHEMA = 5
@@ -109,7 +111,7 @@ class HostRow:
 class Results:
     """A sweep; `finished` is false if it was interrupted, `status` is the command's exit status."""
 
-    schema: int
+    schema: Annotated[int, Form(f"{SCHEMA}, which this runner knows", SCHEMA.__eq__)]
     run: str
     started: str
     seconds: float
@@ -124,6 +126,24 @@ class Results:
     cells: tuple[CellRow, ...]
 
     @property
+    def attention(self) -> int:
+        """How many things need attention: cells, GPUs and notes."""
+        return (
+            sum(row.needs_attention for row in self.cells)
+            + sum(bool(gpu.reason) for gpu in self.gpus)
+            + len(self.notes)
+        )
+
+    @property
     def has_judged(self) -> bool:
         """Whether any cell was judged."""
         return any(row.verdict not in UNJUDGED | {NOT_HERE, NOT_RUN} for row in self.cells)
+
+    @property
+    def exit_status(self) -> Exit:
+        """The exit status of the command."""
+        if not self.finished:
+            return Exit.INTERRUPTED
+        if self.attention:
+            return Exit.DEVIATES
+        return Exit.AS_EXPECTED if self.has_judged else Exit.NOTHING_JUDGED

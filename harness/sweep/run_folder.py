@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import filelock
 
 from harness.core import files, strict_json, structure
 from harness.core.errors import HarnessError
+from harness.core.structure import Form
 from harness.receipt import receipt
 from harness.schedule.session import GpuFault
-from harness.sweep.results import NOT_RUN, SCHEMA, Results
+from harness.sweep.results import NOT_RUN, Results
 
 STAMP = "%Y%m%dT%H%M%SZ"
 #: An unfinished sweep that is older is not resumed: the command begins a new one.
@@ -27,76 +30,65 @@ Request = tuple[str, ...]
 RECORD, JOURNAL, RESULTS = "run.json", "journal.jsonl", "results.json"
 
 
-def now() -> dt.datetime:
-    """Return the time, in UTC."""
-    return dt.datetime.now(dt.UTC)
-
-
 @dataclass(frozen=True)
 class Record:
     """run.json."""
 
-    started: str
+    started: Annotated[str, Form("a date and time with its zone", receipt.parse_time)]
     finished: bool
     request: Request
-    faults: tuple[GpuFault, ...]
+    faults: tuple[GpuFault, ...]  # the GPUs that left the pool for good
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """The folder of one sweep."""
 
     path: Path
-    started: dt.datetime  # in UTC
-    request: Request
-    faults: list[GpuFault] = field(default_factory=list)  # the GPUs that left the pool for good
+    record: Record
 
     @property
     def name(self) -> str:
         """Its name, which sorts by time."""
         return self.path.name
 
+    @property
+    def started(self) -> dt.datetime:
+        """When the sweep began."""
+        return dt.datetime.fromisoformat(self.record.started)
+
     def note(self, fault: GpuFault) -> None:
         """Record that a GPU left the pool."""
-        self.faults.append(fault)
-        self.record(finished=False)
+        self.write(replace(self.record, faults=(*self.record.faults, fault)))
 
-    def record(self, *, finished: bool) -> None:
-        """Write run.json. After a finished sweep the same command begins a new one."""
-        record = Record(self.started.isoformat(), finished, self.request, tuple(self.faults))
+    def finish(self) -> None:
+        """Record that the sweep is finished: the same command begins a new one."""
+        self.write(replace(self.record, finished=True))
+
+    def write(self, record: Record) -> None:
+        """Write run.json."""
+        self.record = record
         files.write_atomic(self.path / RECORD, receipt.to_json(asdict(record)))
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a sweep's."""
-    return (folder / RECORD).exists()
+def _runs(runs: Path) -> Iterator[RunFolder]:
+    """Yield the runs, the newest first, apart from those whose run.json is damaged."""
+    for folder in sorted(runs.glob("*"), reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            yield RunFolder(folder, structure.structure(strict_json.loads((folder / RECORD).read_bytes()), Record))
 
 
-def earlier(runs: Path, before: str | None = None) -> list[Path]:
+def finished(runs: Path, before: str | None = None) -> list[Path]:
     """List the folders of finished runs, the newest first; with `before` only those before the run of that name."""
-    folders = sorted((path for path in runs.glob("*") if before is None or path.name < before), reverse=True)
-    return [folder for folder in folders if (record := _read(folder)) and record.finished]
-
-
-def _read(folder: Path) -> Record | None:
-    """Read run.json; None if it is missing or damaged."""
-    try:
-        return structure.structure(strict_json.loads((folder / RECORD).read_bytes()), Record)
-    except (OSError, ValueError):
-        return None
+    return [run.path for run in _runs(runs) if run.record.finished and (before is None or run.name < before)]
 
 
 def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder | None:
     """Find the run to resume: the newest one, apart from runs with a damaged record or a wrong date."""
-    for folder in sorted(runs.glob("*"), reverse=True):
-        record = _read(folder)
-        started = receipt.parse_time(record.started) if record else None
-        if record is None or started is None or started > moment + CLOCKS_DIFFER:
-            continue
-        if record.request != request or record.finished or moment - started >= LONGEST:
-            return None
-        return RunFolder(folder, started, request, list(record.faults))
-    return None
+    newest = next((run for run in _runs(runs) if run.started <= moment + CLOCKS_DIFFER), None)
+    if newest is None or newest.record.finished or newest.record.request != request:
+        return None
+    return newest if moment - newest.started < LONGEST else None
 
 
 @contextmanager
@@ -119,38 +111,19 @@ def open_run(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunF
             folder = runs / stamp
             while folder.exists():
                 folder = runs / f"{stamp}_{next(numbers)}"
-            run = RunFolder(folder, moment, request)
-            run.record(finished=False)
+            run = RunFolder(folder, Record(moment.isoformat(), finished=False, request=request, faults=()))
+            run.write(run.record)
         yield run
 
 
 def read(folder: Path) -> Results:
-    """Read the results of one finished run.
-
-    OSError is raised if they cannot be read, ValueError if they are damaged, of another schema, or unfinished.
-    """
-    document = strict_json.loads((folder / RESULTS).read_bytes())
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"no results of schema {SCHEMA}")
-    results = structure.structure(document, Results)
-    if not results.finished:
-        raise ValueError("the sweep was interrupted")
-    return results
-
-
-def finished(
-    runs: Path, before: str | None = None, pass_over: Callable[[Path, Exception], None] | None = None
-) -> Iterator[tuple[Path, Results]]:
-    """Yield the finished runs before the one named `before`, the newest first; call `pass_over` for unreadable runs."""
-    for folder in earlier(runs, before):
-        try:
-            yield folder, read(folder)
-        except (OSError, ValueError) as error:
-            if pass_over is not None:
-                pass_over(folder, error)
+    """Read the results of one run; OSError: they cannot be read, ValueError: they are damaged or of another schema."""
+    return structure.structure(strict_json.loads((folder / RESULTS).read_bytes()), Results)
 
 
 def cells_not_run(runs: Path, before: str) -> list[str]:
-    """Name the cells that the newest finished run did not run."""
-    newest = next((results for _, results in finished(runs, before)), None)
-    return [cell.name for cell in newest.cells if cell.verdict == NOT_RUN] if newest else []
+    """Name the cells that the newest finished run with readable results did not run."""
+    for folder in finished(runs, before):
+        with contextlib.suppress(OSError, ValueError):
+            return [cell.name for cell in read(folder).cells if cell.verdict == NOT_RUN]
+    return []

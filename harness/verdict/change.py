@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.core.words import Exit, LaneVerdict, Role
+from harness.core.words import Evidence, Exit, LaneVerdict, Role
 from harness.lane.record import LaneRecord, check_names
+from harness.pack.model import Pack
 from harness.verdict import pack_verdict
 
 
@@ -44,6 +45,7 @@ class Side:
     record: LaneRecord | None = None  # None where the lane did not begin
 
 
+BASE, HEAD = "base", "head"
 BUG, FIXED, CONTROL = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED, LaneVerdict.CONTROL_FAILED
 INCOMPLETE, UNSUPPORTED, ERROR = LaneVerdict.FIX_INCOMPLETE, LaneVerdict.UNSUPPORTED, LaneVerdict.ERROR
 FIXES = Change(Effect.FIXES, "this change fixes it")
@@ -129,6 +131,22 @@ def compare_sides(base: Side, head: Side) -> Change:
         return replace(change, names=check_names(head.record.checks, Role.DEFECT, ok=False))
     differences = pack_verdict.check_differences(base.record, head.record) if change in (FIXES, BOTH_RIGHT) else []
     return replace(OTHER_CHECKS, names=tuple(differences)) if differences else change
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The results of one pack on one target before a change, and with it."""
+
+    pack: Pack
+    target: str
+    evidence: Evidence
+    base: Side
+    head: Side
+
+    @property
+    def change(self) -> Change:
+        """What the change does."""
+        return compare_sides(self.base, self.head)
 
 
 def status(changes: Iterable[Change]) -> Exit:

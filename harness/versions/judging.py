@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
 from harness.lane.cell import Cell
@@ -22,6 +21,7 @@ from harness.schedule.account import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
 from harness.upstream import download
+from harness.upstream.download import ReleaseFile
 from harness.verdict import pack_verdict
 from harness.verdict.change import Side
 from harness.verdict.lane_verdict import FAILED
@@ -32,76 +32,64 @@ WHOLE = (WRONG, RIGHT, LaneVerdict.CONTROL_FAILED)
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A release or a commit to judge."""
-
-    label: str  # its name in the table
-    upstream: str | None = None  # for ``--upstream``; None is the pinned release
-    date: str = ""  # of its upload to the index, or empty
-    reason: str = ""  # why it cannot be judged at all, or empty
-    is_pinned: bool = False  # whether pack.toml pins it
-    sha256: str = ""  # of its archive, where that is known: the journal finds a lane of an earlier run by it
-
-
-@dataclass(frozen=True)
 class Judging:
-    """One pack on one target, for any number of candidates."""
+    """One pack on one target, for any number of releases."""
 
     session: Session
     pack: Pack
     target: str
     evidence: Evidence
     timeout: float | None = None
-    about: tuple[str, ...] = ()  # the globs of the checks that decide; empty: all checks
 
-    def every(self, candidates: list[Candidate]) -> tuple[list[Entry], Account]:
-        """Judge candidates; return the entries of those whose lanes ended, in their order, and the account."""
-        cells = [self._cell(candidate) for candidate in candidates]
-        account = lanes.run(self.session, [cell for cell in cells if isinstance(cell, Cell)], receipts=False)
-        entries = [self._entry(candidate, cell, account) for candidate, cell in zip(candidates, cells, strict=True)]
-        return [entry for entry in entries if entry is not None], account
+    def is_pinned(self, release: ReleaseFile) -> bool:
+        """Whether pack.toml pins a release."""
+        pinned = self.pack.definition.upstream.version  # empty where a commit is pinned
+        return bool(pinned) and Version(release.version) == Version(pinned)
 
-    def judge(self, candidate: Candidate) -> Entry:
-        """Judge one candidate. KeyboardInterrupt: the user interrupted. HarnessError: its lane was not run."""
-        entries, account = self.every([candidate])
-        if account.interrupted:
+    def every(self, releases: list[ReleaseFile]) -> tuple[list[Entry], bool]:
+        """Judge releases; return the entries of those whose lanes ended, and whether the user interrupted."""
+        cells = [self._cell(release) for release in releases]
+        account = lanes.run(self.session, cells, receipts=False)
+        sides = [side_of(self.session, cell, account) for cell in cells]
+        pairs = zip(releases, sides, strict=True)
+        return [self._entry(release, side) for release, side in pairs if side is not None], account.interrupted
+
+    def judge(self, release: ReleaseFile) -> Entry:
+        """Judge one release. KeyboardInterrupt: the user interrupted."""
+        entries, is_interrupted = self.every([release])
+        if is_interrupted:
             raise KeyboardInterrupt
-        if not entries:
-            raise HarnessError(next(iter(account.not_run.values()), "a lane did not end"))
         return entries[0]
 
-    def _cell(self, candidate: Candidate) -> Cell | Side:
-        """Return the cell of a candidate, or the side of one that cannot be judged."""
-        if candidate.reason:
-            return Side(LaneVerdict.UNSUPPORTED, candidate.reason)
-        request = Request(candidate.upstream, (), (LaneName.PRISTINE,), self.timeout)
+    def _cell(self, release: ReleaseFile) -> Cell:
         planned = Planned(self.target, self.evidence)
-        try:
-            cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
-        except UnavailableError as error:
-            return Side(LaneVerdict.ERROR, str(error))
-        return replace(cell, column=re.sub(r"[^\w.-]+", "_", candidate.label), tree=cell.tree or candidate.sha256)
+        if not release.file:
+            planned = Planned(self.target, None, "no file of it that this interpreter could read")
+        source = None if self.is_pinned(release) else f"{release.package}=={release.version}"
+        request = Request(source, (), (LaneName.PRISTINE,), self.timeout)
+        cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
+        return replace(cell, column=release.version, tree=cell.tree or release.sha256)
 
-    def _entry(self, candidate: Candidate, cell: Cell | Side, account: Account) -> Entry | None:
-        side = cell if isinstance(cell, Side) else side_of(self.session, cell, account)
-        if side is None:
-            return None
+    def _entry(self, release: ReleaseFile, side: Side) -> Entry:
+        definition = self.pack.definition
         verdict, reason, record, figure = side.verdict, side.reason, side.record, ""
         if record is not None:
-            figure = figures.leading(self.pack.definition.leading_figure, record, None)
-            if self.about:
-                verdict, reason = _by_checks(side, record, self.about)
+            figure = figures.leading(definition.leading_figure, record, None)
+            if definition.versions.checks:
+                verdict, reason = _by_checks(side, record, definition.versions.checks)
             elif side.verdict in (WRONG, RIGHT):
                 reason = ""  # it only lists the checks
-        return Entry(candidate.label, candidate.date, verdict, figure, reason, record.seconds if record else 0.0)
+        return Entry(release.version, release.date, verdict, figure, reason, record.seconds if record else 0.0)
 
 
 def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
-    """Return the result of the only lane of a cell; None where it did not end."""
+    """Return the result of the only lane of a cell; None where the user interrupted it."""
     outcome = account.results.get(cell.name)
-    if outcome is None or outcome.runs:
-        return _side(session, outcome.last[0]) if outcome else None
-    is_unsupported = cell.evidence is not None and outcome.judgement.verdict == Verdict.UNSUPPORTED
+    if outcome is None:
+        return None if account.interrupted else Side(LaneVerdict.ERROR, account.reason_not_run(cell))
+    if outcome.runs:
+        return _side(session, outcome.last[0])
+    is_unsupported = outcome.judgement.verdict == Verdict.UNSUPPORTED
     return Side(LaneVerdict.UNSUPPORTED if is_unsupported else LaneVerdict.ERROR, outcome.judgement.reason)
 
 
@@ -132,39 +120,29 @@ def _by_checks(side: Side, record: LaneRecord, globs: tuple[str, ...]) -> tuple[
     judged = [line for line in record.checks if line.name in names and line.ok is not None]
     if wrong_controls := check_names(judged, Role.CONTROL, ok=False):
         return LaneVerdict.CONTROL_FAILED, ", ".join(wrong_controls)
-    if not any(line.role == Role.CONTROL for line in judged):
-        return LaneVerdict.UNSUPPORTED, f"no control among {', '.join(globs)} could be judged"
-    defects = [line.ok for line in judged if line.role == Role.DEFECT]
-    if not defects:
-        return LaneVerdict.UNSUPPORTED, f"no defect check among {', '.join(globs)} could be judged"
+    for role in (Role.CONTROL, Role.DEFECT):
+        if not any(line.role == role for line in judged):
+            return LaneVerdict.UNSUPPORTED, f"no {role} check among {', '.join(globs)} could be judged"
     others = (line for line in record.checks if line.name not in names)
     unrelated = check_names(others, Role.CONTROL, ok=False)
     remark = f"; controls of other options are wrong: {', '.join(unrelated)}" if unrelated else ""
-    return RIGHT if all(defects) else WRONG, f"by {len(judged)} of {len(record.checks)} checks{remark}"
+    is_right = all(line.ok for line in judged)
+    return RIGHT if is_right else WRONG, f"by {len(judged)} of {len(record.checks)} checks{remark}"
 
 
-def releases(cache: Cache, pack: Pack, within: str) -> list[Candidate]:
+def releases(cache: Cache, pack: Pack, within: str) -> list[ReleaseFile]:
     """List the releases of a pack's upstream in a range such as ``>=0.5``, the oldest first.
 
     An empty range holds every final release. Pre-releases are listed only where the range names one.
     """
     upstream = pack.definition.upstream
-    package, pinned = upstream.package, upstream.version
     try:
         specifiers = SpecifierSet(within)
     except InvalidSpecifier:
         raise HarnessError(f"--range {within!r}: no version range. Next: --range '>=0.5,<0.9'") from None
-    available = download.releases(cache, package, wheels_only=upstream.is_wheel)
+    available = download.releases(cache, upstream.package, wheels_only=upstream.is_wheel)
     inside = set(specifiers.filter(release.version for release in available))
     if not inside:
         newest = ", ".join(release.version for release in available[-8:])
-        raise HarnessError(f"--range {within!r}: no release of {package} lies in it. The newest: {newest}")
-    candidates = []
-    for release in available:
-        if release.version not in inside:
-            continue
-        is_pinned = bool(pinned) and Version(release.version) == Version(pinned)  # empty where a commit is pinned
-        source = None if is_pinned else f"{package}=={release.version}"
-        reason = "" if release.file else "no file of it that this interpreter could read"
-        candidates.append(Candidate(release.version, source, release.date, reason, is_pinned, release.sha256))
-    return candidates
+        raise HarnessError(f"--range {within!r}: no release of {upstream.package} lies in it. The newest: {newest}")
+    return [release for release in available if release.version in inside]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.core.words import Evidence, LaneVerdict
 
+#: Of the document that `runner.py versions --record` writes.
+SCHEMA = 1
 WRONG, RIGHT = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED
 
 
@@ -56,7 +59,7 @@ class Period:
     after: int | None  # the first right row after it, or None
 
 
-def periods(rows: list[Entry]) -> list[Period]:
+def periods(rows: Sequence[Entry]) -> list[Period]:
     """List the stretches with the bug. A row that could not be judged neither begins nor ends a stretch."""
     stretches: list[Period] = []
     last_right: int | None = None
@@ -72,7 +75,7 @@ def periods(rows: list[Entry]) -> list[Period]:
     return stretches if first_wrong is None else [*stretches, Period(first_wrong, last_wrong, last_right, None)]
 
 
-def _ends(rows: list[Entry], period: Period) -> str:
+def _ends(rows: Sequence[Entry], period: Period) -> str:
     """Say where the bug came and went, ``or earlier`` where the row before was not judged."""
     came = f"bug from {rows[period.first].label}"
     came += "" if period.before is not None and period.before + 1 == period.first else " or earlier"
@@ -81,7 +84,7 @@ def _ends(rows: list[Entry], period: Period) -> str:
     return f"{came}, fixed in {rows[period.after].label}{'' if period.last + 1 == period.after else ' or earlier'}"
 
 
-def line(rows: list[Entry]) -> str:
+def line(rows: Sequence[Entry]) -> str:
     """Say in one line where the bug came and went, such as ``bug from A, fixed in B``."""
     judged = [row for row in rows if row.is_judged]
     if not judged:

@@ -13,8 +13,7 @@ from harness.lane.record import CheckLine, FigureLine, LaneRecord, OutputLine
 from harness.pack import load
 from harness.receipt import redaction
 from harness.report import links, pr_comment
-from harness.verdict.change import Side
-from harness.versions.two_trees import Compared
+from harness.verdict.change import Compared, Side
 from testing.workbench import REPOSITORY
 
 BASE, HEAD = "a" * 40, "b" * 40

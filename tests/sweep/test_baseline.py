@@ -18,13 +18,15 @@ from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, Receipt
 from harness.sweep import baseline, columns, run_folder
 from harness.sweep.baseline import Baseline
-from harness.sweep.results import NOT_HERE, NOT_RUN
-from harness.sweep.sweep import write
+from harness.sweep.outputs import write
+from harness.sweep.results import NOT_HERE
 from harness.verdict.outcome import Outcome
 from harness.verdict.pack_verdict import Judgement
 from testing import nights
 from testing.laid_out import HOST
 from testing.workbench import REPOSITORY
+
+RECEIPT = REPOSITORY / "packs/09_liger_flce_none/receipts/cpu.interpreted.json"
 
 
 def _measuring(toy: Cell) -> Cell:
@@ -33,7 +35,7 @@ def _measuring(toy: Cell) -> Cell:
 
 
 def _receipt(figure: FigureLine, gpu: str) -> Receipt:
-    found = receipt.load(REPOSITORY / "packs/09_liger_flce_none/receipts/cpu.interpreted.json")
+    found = receipt.load(RECEIPT)
     lanes = {"pristine": replace(found.lanes["pristine"], figures=(figure,))}
     return replace(found, lanes=lanes, host=replace(found.host, gpus=(GpuRecord(gpu, "9.0"),)))
 
@@ -82,6 +84,7 @@ def test_a_figure_changed_only_by_more_than_its_noise(
         ("CONFIRMED", "FIXED_UPSTREAM", [("fixed upstream", True)]),
         ("FIXED_UPSTREAM", "CONFIRMED", [("has the bug", True)]),
         ("ERROR", "CONFIRMED", [("recovered", False)]),
+        ("CONFIRMED", "FIX_INCOMPLETE", [("fix incomplete", True)]),
     ],
 )
 def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: list[tuple[str, bool]]) -> None:
@@ -95,27 +98,30 @@ def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Ce
     assert baseline.expected(toy, None) == Verdict.CONFIRMED
 
 
+def _judged(run: Path, pack: str, name: str = "cpu.traced") -> None:
+    """Lay a receipt, which each run has that judged something."""
+    (run / "receipts" / pack).mkdir(parents=True)
+    (run / "receipts" / pack / f"{name}.json").write_bytes(RECEIPT.read_bytes())
+
+
 def test_the_newest_run_that_judged_something_is_the_baseline(tmp_path: Path) -> None:
-    judged = nights.lay(tmp_path, nights.results(0, [nights.cell()]))
-    cells = [nights.cell(verdict=verdict) for verdict in (NOT_HERE, NOT_RUN, Verdict.UNAVAILABLE, Verdict.UNSUPPORTED)]
-    empty = nights.lay(tmp_path, nights.results(1, cells))
-    (nights.lay(tmp_path, nights.results(2, [nights.cell()])) / "results.json").write_text("{")
-    assert baseline.find(tmp_path, tmp_path, "9").sweeps == (judged,)
+    judged, empty = (nights.lay(tmp_path, nights.results(night, [nights.cell()])) for night in (0, 1))
+    _judged(judged, "01_toy")
     with pytest.raises(HarnessError, match="that run judged nothing"):
-        baseline.find(empty, tmp_path, "9")
-    (judged / "receipts/01_toy").mkdir(parents=True)
-    (judged / "receipts/01_toy/cpu.traced.json").write_text("{}")
-    assert baseline.find(judged, tmp_path, "9").sweeps == (judged,)
+        baseline.find(empty, "9")
+    for folder in (tmp_path, judged):
+        assert baseline.find(folder, "9").sweeps == (judged,)
 
 
 def test_each_cell_is_compared_with_the_newest_run_that_judged_it(toy: Cell, tmp_path: Path) -> None:
     older, newer = (nights.lay(tmp_path, nights.results(number, [nights.cell()])) for number in (0, 1))
-    receipt = f"receipts/{toy.pack.name}/{toy.target}.{toy.evidence}.json"
-    (older / receipt).parent.mkdir(parents=True)
-    (older / receipt).write_text("{}")
-    found = baseline.find(tmp_path, tmp_path, "9")
+    _judged(older, toy.pack.name, f"{toy.target}.{toy.evidence}")
+    _judged(newer, "02_other")
+    found = baseline.find(tmp_path, "9")
     assert found.sweeps == (newer, older)
-    assert found.has_receipt_of(toy), "the newest run judged another pack alone"
+    for cell in (toy, replace(toy, evidence=None)):
+        assert found.receipt_of(cell), "the newest run judged another pack alone"
+    assert found.receipt_of(replace(toy, evidence=Evidence.COMPILED)) is None
 
 
 @pytest.mark.parametrize(
@@ -126,9 +132,9 @@ def test_what_an_earlier_run_left_damaged_is_passed_over(toy: Cell, tmp_path: Pa
     path = run / "receipts/01_confirmed/cpu.traced.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(damaged)
-    assert baseline.find(run, run.parent, "9").receipt_of(toy) is None
+    assert baseline.find(run, "9").receipt_of(toy) is None
     (run / "results.json").write_bytes(damaged)
-    assert not baseline.find(run.parent, run.parent, "9").sweeps
+    assert baseline.find(run.parent, "9").receipt_of(toy) is None
     assert run_folder.cells_not_run(run.parent, "9") == []
 
 
@@ -141,14 +147,13 @@ def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path:
 
 
 def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_path: Path) -> None:
-    assert not baseline.find(None, tmp_path, "x").sweeps
+    assert not baseline.find(None, "x").sweeps
     with pytest.raises(HarnessError, match="no such folder"):
-        baseline.find(tmp_path / "missing", tmp_path / "runs", "x")
+        baseline.find(tmp_path / "missing", "x")
     runs = tmp_path / "runs"
-    assert not baseline.find(runs, runs, "x").sweeps, "the first sweep compares with the receipts"
+    runs.mkdir()
+    assert not baseline.find(runs, "x").sweeps, "the first sweep compares with the receipts"
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
     with run_folder.open_run(runs, (), moment) as one:
-        assert baseline.find(runs, runs, one.name) == Baseline(
-            (), "the committed receipts: no earlier run judged anything"
-        )
-        one.record(finished=True)
+        assert baseline.find(runs, one.name) == Baseline((), "the committed receipts: no earlier run judged anything")
+        one.finish()

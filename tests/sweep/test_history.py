@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testing import nights
-from testing.workbench import REPOSITORY, Workbench
+from testing.workbench import REPOSITORY
 
 
 def _history(runs: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -30,16 +30,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_sweep_leaves_what_history_shows(workbench: Workbench) -> None:
-    workbench.lay("01_confirmed")
-    runs = workbench.folder / "runs"
-    workbench.run("sweep", "--runs", str(runs))
-    shown = _history(runs, "1").stdout
-    assert "01_confirmed/cpu" in shown
-    assert "CONFIRMED" in shown
-    assert "max_error" in shown
-
-
 def test_each_sweep_has_a_line_with_the_figures_of_both_lanes(folder: Path) -> None:
     shown = _history(folder, "1").stdout
     assert "time [ms]" in shown
@@ -48,6 +38,7 @@ def test_each_sweep_has_a_line_with_the_figures_of_both_lanes(folder: Path) -> N
     assert lines[-2].split()[3:] == ["time", "[ms]", "12", "5"]
     assert "['a.py']" in lines[-1]
     assert "02_other" not in shown
+    assert "02_other/cpu" in _history(folder, "1", "2").stdout
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": 99}'])

@@ -16,7 +16,7 @@ def test_a_sweep_is_continued_by_the_same_command_while_it_is_young(tmp_path: Pa
     def opened(request: run_folder.Request, hours: float, *, finish: bool = False) -> str:
         with run_folder.open_run(tmp_path, request, start + dt.timedelta(hours=hours)) as one:
             if finish:
-                one.record(finished=True)
+                one.finish()
             return one.name
 
     first = opened(REQUEST, 0)
@@ -29,7 +29,7 @@ def test_a_sweep_is_continued_by_the_same_command_while_it_is_young(tmp_path: Pa
     last = opened(OTHER, 23, finish=True)
     assert last == _stamp(start, 22.5)
     assert opened(OTHER, 23) == _stamp(start, 23)
-    assert [folder.name for folder in run_folder.earlier(tmp_path)] == [last]
+    assert [folder.name for folder in run_folder.finished(tmp_path)] == [last]
 
 
 def _stamp(start: dt.datetime, hours: float) -> str:
@@ -42,9 +42,9 @@ def test_two_sweeps_of_one_second_have_two_folders(tmp_path: Path) -> None:
     for _ in range(3):
         with run_folder.open_run(tmp_path, REQUEST, moment) as one:
             names.append(one.name)
-            one.record(finished=True)
+            one.finish()
     assert names == ["20261120T000000Z", "20261120T000000Z_2", "20261120T000000Z_3"]
-    assert [folder.name for folder in run_folder.earlier(tmp_path, names[2])] == names[1::-1]
+    assert [folder.name for folder in run_folder.finished(tmp_path, names[2])] == names[1::-1]
 
 
 def test_a_run_that_a_wrong_clock_dated_in_the_future_is_not_gone_on_with(tmp_path: Path) -> None:

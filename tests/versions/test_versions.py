@@ -32,7 +32,7 @@ def _rows(text: str) -> list[Entry]:
 
 def _bisected(rows: list[Entry], end: int, anchor: int) -> list[Entry]:
     """Return the entries that a bisection from `anchor` to `end` had to judge."""
-    tried: dict[int, Entry] = {}
+    tried = {anchor: rows[anchor]}
 
     def judge(index: int) -> Entry:
         tried[index] = rows[index]
@@ -139,7 +139,7 @@ def test_a_pack_names_the_checks_that_other_releases_are_judged_by(workbench: Wo
     found = json.loads(workbench.run("versions", "1", "--json", "--range", "==1.2").stdout)
     assert [row["verdict"] for row in found["rows"]] == ["CONTROL_FAILED"], "a control that is named counts"
     for alone, reason in (
-        ("test_weights", "no control among test_weights"),
+        ("test_weights", "no control check among test_weights"),
         ("test_ones", "no defect check among test_ones"),
     ):
         pack.write_text(text + f'\n[versions]\nchecks = ["{alone}"]\n')
