@@ -49,17 +49,18 @@ def _imported(source: str) -> set[str]:
     return modules
 
 
-def _kit_files(contract: Path) -> list[Path]:
-    """Return the kit's files that a contract imports, directly or not, in the order of their names."""
+@functools.lru_cache(maxsize=64)
+def _kit_files(contract: str) -> tuple[Path, ...]:
+    """Return the kit's files that the text of a contract imports, directly or not, in the order of their names."""
     kit_files: set[Path] = set()
     unread = [contract]
     while unread:
-        for module in _imported(unread.pop().read_text(encoding="utf-8")) - {PLUGIN}:
+        for module in _imported(unread.pop()) - {PLUGIN}:
             path = files.REPOSITORY.joinpath(*module.split("."))
             sources = {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()} - kit_files
             kit_files |= sources
-            unread += sources
-    return sorted(kit_files)
+            unread += [file.read_text(encoding="utf-8") for file in sources]
+    return tuple(sorted(kit_files))
 
 
 def files_of(pack: Pack) -> list[Path]:
@@ -67,7 +68,7 @@ def files_of(pack: Pack) -> list[Path]:
     if not pack.contract.is_file():
         return [pack.script]
     try:
-        return [pack.script, pack.contract, *_kit_files(pack.contract)]
+        return [pack.script, pack.contract, *_kit_files(pack.contract.read_text(encoding="utf-8"))]
     except UnicodeDecodeError:  # a run reports it
         return [pack.script, pack.contract]
 

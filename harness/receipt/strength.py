@@ -163,15 +163,18 @@ def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Streng
         return None
 
 
+def changes(pack: Pack, strength: Strength) -> list[str]:
+    """Say which of the checks and fix.patch changed since; a record that names its commit speaks of its own checks."""
+    is_changed = not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning)
+    is_patch_changed = staleness.patch_changed(pack.patch, strength.patch)
+    return [judges.CHANGED] * is_changed + [staleness.PATCH_CHANGED] * is_patch_changed
+
+
 def stale(pack: Pack, strength: Strength) -> list[str]:
     """Say why a record is STALE; empty where it is fresh."""
     recorded = {mutant.name: mutant.sha256 for mutant in strength.mutants if mutant.origin == "own"}
     settings, target = pack.definition.strength, pack.definition.targets.get(strength.target)
-    # a record that names its commit speaks of the checks of that commit
-    is_changed = not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning)
     reasons = {
-        judges.CHANGED: is_changed,
-        staleness.PATCH_CHANGED: staleness.patch_changed(pack.patch, strength.patch),
         "the pinned release changed": strength.upstream != pack.definition.upstream.sha256,
         "its own wrong fixes changed": recorded != wrong_fixes.identities(pack),
         "pack.toml states another sample": (settings.seed, settings.generated) != (strength.seed, strength.generated),
@@ -179,7 +182,7 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
             target is None or strength.evidence not in target.evidence
         ),
     }
-    return [reason for reason, holds in reasons.items() if holds]
+    return changes(pack, strength) + [reason for reason, holds in reasons.items() if holds]
 
 
 def match_names(pack: Pack, recorded: Strength, origin: Origin) -> list[tuple[str, str]]:
@@ -216,7 +219,7 @@ def summary(pack: Pack, target: str, evidence: str) -> str:
         elsewhere = f" (+{record.whole.elsewhere} elsewhere)" if record.whole.elsewhere else ""
         text = f"{record.whole}{elsewhere}, {record.date}"
         text += f" at commit {record.measured_at[:12]}" if record.measured_at else ""
-        text += "" if {judges.CHANGED, staleness.PATCH_CHANGED}.isdisjoint(stale(pack, record)) else " STALE"
+        text += " STALE" if changes(pack, record) else ""
     words = sorted(Evidence, key=lambda word: word != evidence) if evidence else []
     first_sight = next((record for word in words if (record := find(pack, target, word, FIRST_SIGHT))), None)
     if first_sight:
