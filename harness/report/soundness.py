@@ -25,7 +25,7 @@ from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
 from harness.upstream.patch import PatchedFile
-from harness.upstream.source import Source, parse_git_source, pinned_source
+from harness.upstream.source import parse_git_source, pinned_source
 from harness.upstream.tree import Tree
 
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
@@ -54,7 +54,7 @@ class Checker:
         receipts = self._judge_receipts()
         self._check_script()
         self._check_patch_files()
-        self._check_patch_on_tree()
+        pristine = self._check_patch_on_tree()
         self._say(*report.errors(self.pack))
         self._check_ask([*receipts.values()])
         try:
@@ -62,7 +62,7 @@ class Checker:
         except HarnessError as error:
             self._say(str(error))
         warnings: list[str] = []
-        self._say(*wrong_fixes.errors(self.pack, self._pinned_tree(), warnings))
+        self._say(*wrong_fixes.errors(self.pack, pristine, warnings))
         self._say(*warnings, warning=True)
         self._check_suite()
         judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == self.pack.receipts}
@@ -74,13 +74,6 @@ class Checker:
 
     def _say(self, *texts: str, warning: bool = False) -> None:
         self._found.extend(Finding(self.pack.name, text, warning) for text in texts)
-
-    def _pinned_tree(self) -> Tree | None:
-        """Return the pinned tree; None where it cannot be fetched."""
-        try:
-            return tree.materialize(self.cache, self.pack.definition.upstream, pinned_source(self.pack.definition))
-        except HarnessError:
-            return None
 
     def _check_suite(self) -> None:
         """Compare the receipt of upstream's own tests with pack.toml; a warning where the host lacks their GPU."""
@@ -101,11 +94,6 @@ class Checker:
         if receipt.verdict != SuiteVerdict.UNBROKEN:
             self._say(f"{SUITE}: shows {receipt.verdict}: {receipt.reason}")
 
-    def _apply(self, path: Path, origin: Source) -> tuple[Tree, Tree]:
-        """Return a tree, and its copy with the patch at `path`."""
-        pristine = tree.materialize(self.cache, self.pack.definition.upstream, origin)
-        return pristine, patch.apply(self.cache, pristine, self.pack.definition.upstream, path, exact=True)
-
     def _check_ask(self, receipts: list[Receipt]) -> None:
         """Try the patch of [ask] on its tree, and name its checks that are no defect check of any receipt."""
         ask, path = self.pack.definition.ask, self.pack.ask_patch
@@ -117,7 +105,8 @@ class Checker:
         self._say(*(f"ask.checks: no defect check of a receipt matches {glob!r}" for glob in missing))
         try:
             if path.exists():
-                self._apply(path, parse_git_source(ask.origin))
+                asked = tree.materialize(self.cache, self.pack.definition.upstream, parse_git_source(ask.origin))
+                patch.apply(self.cache, asked, self.pack.definition.upstream, path, exact=True)
         except UnavailableError as error:
             self._say(f"ask.patch was not tried: {error}", warning=True)
         except patch.StalePatchError as error:
@@ -181,22 +170,28 @@ class Checker:
             errors += [] if files else ["it names no file"]
             self._say(*(f"{test.name}: {error}" for error in [*errors, *_index_errors(files)]))
 
-    def _check_patch_on_tree(self) -> None:
-        upstream = self.pack.definition.upstream
-        if not self.pack.patch.exists():
-            return
+    def _check_patch_on_tree(self) -> Tree | None:
+        """Apply fix.patch to the pinned tree, and return that tree; None where it cannot be fetched."""
+        upstream, path = self.pack.definition.upstream, self.pack.patch
         try:
-            pristine, patched = self._apply(self.pack.patch, pinned_source(self.pack.definition))
+            pristine = tree.materialize(self.cache, upstream, pinned_source(self.pack.definition))
+        except HarnessError as error:
+            if path.exists():
+                self._say(f"fix.patch was not tried: {error}")
+            return None
+        if not path.exists():
+            return pristine
+        try:
+            patched = patch.apply(self.cache, pristine, upstream, path, exact=True)
         except patch.StalePatchError as error:
             self._say(f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}")
-        except UnavailableError as error:
-            self._say(f"fix.patch was not tried: {error}")
-        else:
-            changed_files = set(patch.changed_files(pristine, patched))
-            for name, target in self.pack.definition.targets.items():
-                for path in target.loads:
-                    if pristine.path_here(path, upstream.source_root) not in changed_files:
-                        self._say(f"targets.{name}.loads: fix.patch does not change {path}")
+            return pristine
+        changed_files = set(patch.changed_files(pristine, patched))
+        for name, target in self.pack.definition.targets.items():
+            for file in target.loads:
+                if pristine.path_here(file, upstream.source_root) not in changed_files:
+                    self._say(f"targets.{name}.loads: fix.patch does not change {file}")
+        return pristine
 
 
 def _stale_reasons(pack: Pack, receipt: Receipt, folder: str) -> list[str]:
