@@ -159,11 +159,6 @@ def workaround(pack: Pack) -> str:
     )
 
 
-def identity(pack: Pack) -> str:
-    """Return the id of a pack's record, which is also the stem of its file."""
-    return PREFIX + pack.name.partition("_")[0]
-
-
 def _references(pack: Pack) -> list[dict[str, str]]:
     definition = pack.definition
     repository = definition.upstream.repository.removesuffix(".git").rstrip("/")
@@ -210,7 +205,7 @@ def document(pack: Pack) -> dict[str, Any] | None:
     report = f"packs/{pack.name}/README.md"
     return {
         "schema_version": SCHEMA_VERSION,
-        "id": identity(pack),
+        "id": PREFIX + pack.name.partition("_")[0],
         "summary": definition.title,
         "details": _details(pack, periods, remedy),
         "affected": [affected | ({"ranges": ranges} if ranges else {})],
@@ -255,7 +250,7 @@ def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
         record = document(pack)
         if record is None:
             continue
-        path = folder / f"{identity(pack)}.json"
+        path = folder / f"{record['id']}.json"
         names.add(path.name)
         recorded = _load_record(path)
         times = {key: str(recorded.get(key, stamp)) for key in ("modified", "published")}

@@ -81,11 +81,6 @@ def test_check_refuses_survivors_that_nobody_explains(workbench: Workbench) -> N
         ("mutants/x.patch", "One.\nTwo.\ndiff --git a/y b/y\n", "stands one line: why it is wrong"),
         ("mutants/x.patch", "Why.\n", "it changes nothing"),
         ("mutants/x.patch", "Why \N{REPLACEMENT CHARACTER}.\n", "mutants/x.patch: it is not UTF-8"),
-        (
-            "mutants/x.patch",
-            "Why.\ndiff --git a/y.py b/y.py\n--- a/y.py\n+++ b/y.py\n@@ -1 +1 @@\n-old\n+new\n",
-            "its index line is abbreviated; use git diff --full-index",
-        ),
         ("mutants/equivalent.toml", "[[equal]]\n", "equal"),
         ("mutants/equivalent.toml", EQUIVALENT.format("x") + 'targets = ["sm_90a"]\n', "x: no target sm_90a"),
     ],
