@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -20,12 +20,16 @@ COMPARISONS = {
     "is": ("is not",), "is not": ("is",), "in": ("not in",), "not in": ("in",),
 }  # fmt: skip
 COMPARISON = r"is\s+not\b|not\s+in\b|<=|>=|==|!=|<|>|is\b|in\b"
-#: The sign of each operation, and the sign that replaces it, of the same precedence where possible.
-ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "//"), ast.Pow: ("**", "*"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
-    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.BitXor: ("^", "|"),
+#: The signs that replace the sign of an operation, of the same precedence where possible.
+ARITHMETIC = {
+    "+": ("-",), "-": ("+",), "*": ("/",), "/": ("*",), "//": ("*",), "%": ("//",), "**": ("*",), "<<": (">>",),
+    ">>": ("<<",), "&": ("|",), "|": ("&",), "^": ("|",),
 }  # fmt: skip
+OPERATION = r"\*\*|//|<<|>>|[-+*/%&|^]"
+#: The same with assignment, and what replaces an assignment.
+AUGMENTED = {f"{sign}=": (f"{new}=",) for sign, (new,) in ARITHMETIC.items()}
+ASSIGNMENTS = {"=": ("+=",), "@=": ("=",)} | dict.fromkeys(AUGMENTED, ("=",))
+ASSIGNMENT = rf"(?:{OPERATION}|@)?="
 NARROWER = {
     "float64": "float32", "double": "float", "float32": "bfloat16", "float": "bfloat16", "int64": "int32",
     "long": "int", "int32": "int16",
@@ -116,39 +120,35 @@ def _number(node: ast.AST) -> int | float | None:
     return None
 
 
-def _signs(source: Source, left: ast.expr, right: ast.expr, sign: str) -> Iterator[tuple[int, int]]:
-    """Yield the place of the sign between two operands, if no comment is there."""
-    start = source.end(left)
-    gap = source.between(start, source.start(right))
-    match = None if "#" in gap else re.search(sign, gap)
+def _signs(
+    source: Source, node: Node, sides: tuple[ast.expr, ast.expr], pattern: str, signs: Mapping[str, tuple[str, ...]]
+) -> Iterator[Edit]:
+    """Replace the sign between two sides in a node by each of its `signs`, if no comment is there."""
+    start = source.end(sides[0])
+    gap = source.between(start, source.start(sides[1]))
+    match = None if "#" in gap else re.search(pattern, gap)
     if match:
-        yield start + match.start(), start + match.end()
+        sign = " ".join(match[0].split())
+        for new in signs[sign]:
+            description = f"{sign} -> {new} in {source.excerpt(node)}"
+            yield source.edit(start + match.start(), start + match.end(), new, description)
 
 
 def comparison(source: Source, node: ast.AST) -> Iterator[Edit]:
     """Change ``<`` to ``<=`` and ``>=``, ``==`` to ``!=``, and so on."""
-    if not isinstance(node, ast.Compare):
-        return
-    for left, right in itertools.pairwise([node.left, *node.comparators]):
-        for place in _signs(source, left, right, COMPARISON):
-            sign = " ".join(source.between(*place).split())
-            for replacement in COMPARISONS[sign]:
-                yield source.edit(*place, replacement, f"{sign} -> {replacement} in {source.excerpt(node)}")
+    if isinstance(node, ast.Compare):
+        for sides in itertools.pairwise([node.left, *node.comparators]):
+            yield from _signs(source, node, sides, COMPARISON, COMPARISONS)
 
 
 def arithmetic(source: Source, node: ast.AST) -> Iterator[Edit]:
     """Change ``+`` to ``-``, ``*`` to ``/``, and so on; negate a value."""
-    if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in ARITHMETIC:
-        sign, replacement = ARITHMETIC[type(node.op)]
-        if isinstance(node, ast.BinOp):
-            left, right = node.left, node.right
-            constants = (ast.JoinedStr, ast.Constant)
-            if any(isinstance(operand, constants) and _number(operand) is None for operand in (left, right)):
-                return  # it joins or formats a text
-        else:
-            left, right, sign, replacement = node.target, node.value, f"{sign}=", f"{replacement}="
-        for place in _signs(source, left, right, re.escape(sign)):
-            yield source.edit(*place, replacement, f"{sign} -> {replacement} in {source.excerpt(node)}")
+    if isinstance(node, ast.BinOp):
+        sides, constants = (node.left, node.right), (ast.JoinedStr, ast.Constant)
+        if not any(isinstance(side, constants) and _number(side) is None for side in sides):  # it formats no text
+            yield from _signs(source, node, sides, OPERATION, ARITHMETIC)
+    elif isinstance(node, ast.AugAssign) and not isinstance(node.op, ast.MatMult):
+        yield from _signs(source, node, (node.target, node.value), ASSIGNMENT, AUGMENTED)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _number(node) is None:
         start = source.start(node)
         yield source.edit(start, start + 1, "+", f"sign of {source.excerpt(node)}")
@@ -159,11 +159,9 @@ def arithmetic(source: Source, node: ast.AST) -> Iterator[Edit]:
 def assignment(source: Source, node: ast.AST) -> Iterator[Edit]:
     """Change ``+=`` to ``=``, and ``=`` to ``+=`` where an item is assigned."""
     if isinstance(node, ast.AugAssign):
-        for place in _signs(source, node.target, node.value, r"\S+="):
-            yield source.edit(*place, "=", f"{source.between(*place)} -> = in {source.excerpt(node)}")
+        yield from _signs(source, node, (node.target, node.value), ASSIGNMENT, ASSIGNMENTS)
     elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
-        for place in _signs(source, node.targets[0], node.value, "="):
-            yield source.edit(*place, "+=", f"= -> += in {source.excerpt(node)}")
+        yield from _signs(source, node, (node.targets[0], node.value), ASSIGNMENT, ASSIGNMENTS)
 
 
 def axis(source: Source, node: ast.AST) -> Iterator[Edit]:

@@ -197,7 +197,8 @@ def _parse(text: str | bytes, label: str, kind: type[Structured], next_step: str
     try:
         document = strict_json.loads(text)
         if not lanes and isinstance(document, dict) and isinstance(document.get("lanes"), dict):
-            document["lanes"] = {}
+            known_names = [*words.LaneName]  # a lane of another name stays, and is refused
+            document["lanes"] = {name: lane for name, lane in document["lanes"].items() if name not in known_names}
         return structure.structure(document, kind)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
         raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: {next_step}") from None
