@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UnavailableError
+from harness.report import bundle
 from harness.upstream import archive, package_index
 from testing import toys
 from testing.package_index import Shelf, answering, served, settings
@@ -131,7 +132,9 @@ def test_a_header_that_inflates_is_never_held_in_memory(workbench: Workbench, ki
 def test_a_bundle_that_inflates_is_never_held_in_memory(workbench: Workbench) -> None:
     """Its member states 10 bytes."""
     path = workbench.folder / "bundle.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed, packed.open("01_confirmed/x", "w") as member:
+    info = zipfile.ZipInfo("01_confirmed/x")
+    info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, bundle.PLAIN_FILE
+    with zipfile.ZipFile(path, "w") as packed, packed.open(info, "w") as member:
         for _ in range(INFLATED >> 20):
             member.write(bytes(1 << 20))
     data = bytearray(path.read_bytes())

@@ -338,6 +338,7 @@ GIVEN: dict[str, dict[str, str]] = {
         "256 MiB": "the budget in the patch",
         "80 GB": "the size of a GPU",
     },
+    "16_megatron_float16_module": {"0.784 %": "exp(2^-7) - 1"},
 }
 
 
