@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -52,14 +53,19 @@ def copy_path(folder: Path, destination: Path) -> str:
     if not os.path.isdir(folder):  # noqa: PTH112 - false of a path that is too long
         raise HarnessError(f"path:{str(folder)[:SHOWN]}: no such folder. Next: path:CHECKOUT")
     tracked = _tracked(folder)
+    destination.mkdir()
     try:
         names = [path for path, _ in files.walk(folder) if _is_source(path)] if tracked is None else tracked
-        regular = [name for name in names if (folder / name).is_file() and not (folder / name).is_symlink()]
-        files.copy(folder, regular, destination)
+        for path in names:  # up to the first that cannot be copied: `cp` would go on through /proc
+            source, target = folder / path, destination / path
+            if source.is_file() and not source.is_symlink():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
     except OSError as error:
         if error.errno in room.NO_ROOM:
             raise
-        raise HarnessError(f"path:{folder}: it cannot be copied: {error.strerror}") from None
+        name = str(error.filename)[-SHOWN:]
+        raise HarnessError(f"path:{folder}: {name} cannot be copied: {error.strerror}") from None
     if tracked is None:
         return "path"
     commit = git.run(["rev-parse", "HEAD"], folder).stdout.strip() or "no commit"
