@@ -44,7 +44,8 @@ def _read_members(data: bytes) -> dict[str, bytes]:
                     raise HarnessError(f"member {info.filename[:60]!r}: no plain file as a bundle has it")
                 if info.filename in content:
                     raise HarnessError(f"member {info.filename[:60]!r}: it stands there twice")
-                content[info.filename] = archive.read(info)  # at most the bytes that the member states
+                with archive.open(info) as member:  # reads at most one byte more than the member states
+                    content[info.filename] = member.read(info.file_size + 1)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
         raise HarnessError(f"it is no zip that can be read: {error}") from None
     return content

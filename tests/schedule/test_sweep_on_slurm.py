@@ -53,7 +53,8 @@ class Nights:
     def variables(self) -> dict[str, str]:
         """What the runner needs in its environment; Slurm hands it on to the tasks."""
         state = self.bench.folder / "gpus.json"
-        state.write_text(json.dumps({"devices": [{"name": "Toy H200", "capability": [9, 0]}] * 2}))
+        if not state.exists():  # tasks of an earlier command may read it now
+            state.write_text(json.dumps({"devices": [{"name": "Toy H200", "capability": [9, 0]}] * 2}))
         return os.environ | sweeps.environment(state) | self.cluster.variables
 
     def command(self, *arguments: str) -> list[str]:
