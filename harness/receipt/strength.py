@@ -125,7 +125,7 @@ class Strength:
     @property
     def is_first_sight(self) -> bool:
         """Whether the record is about unseen wrong fixes."""
-        return bool(self.mutants) and all(mutant.origin == "unseen" for mutant in self.mutants)
+        return bool(self.mutants) and all(mutant.origin == Origin.UNSEEN for mutant in self.mutants)
 
 
 def count(mutants: Iterable[MutantRecord]) -> Count:
@@ -172,7 +172,7 @@ def changes(pack: Pack, strength: Strength) -> list[str]:
 
 def stale(pack: Pack, strength: Strength) -> list[str]:
     """Say why a record is STALE; empty where it is fresh."""
-    recorded = {mutant.name: mutant.sha256 for mutant in strength.mutants if mutant.origin == "own"}
+    recorded = {mutant.name: mutant.sha256 for mutant in strength.mutants if mutant.origin == Origin.OWN}
     settings, target = pack.definition.strength, pack.definition.targets.get(strength.target)
     reasons = {
         "the pinned release changed": strength.upstream != pack.definition.upstream.sha256,

@@ -104,12 +104,14 @@ def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
     with cache.guard(), cache.scratch("origin-") as scratch:
         version, sha256 = copy(scratch / "content")
 
-    def build(entry: Path) -> None:
-        if copy(entry / "content")[1] != sha256:
-            raise UnavailableError(f"{origin.kind} {origin.value}: changed while it was judged")
+        def build(entry: Path) -> None:
+            if (scratch / "content").exists():
+                (scratch / "content").rename(entry / "content")
+            elif copy(entry / "content")[1] != sha256:
+                raise UnavailableError(f"{origin.kind} {origin.value}: changed while it was judged")
 
-    layout = Layout(cache, KIND, files.key_of("content", sha256), build, f"{upstream.package} {version}")
-    return open_tree(layout, upstream, "", version)
+        layout = Layout(cache, KIND, files.key_of("content", sha256), build, f"{upstream.package} {version}")
+        return open_tree(layout, upstream, "", version)
 
 
 def tree_in_set(tree: Tree, layout: Layout) -> Tree:
