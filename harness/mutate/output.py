@@ -11,6 +11,7 @@ from harness.core.terminal import render
 from harness.mutate.campaign import Result
 from harness.receipt import receipt
 from harness.receipt.strength import Fate, MutantRecord, Strength
+from harness.receipt.wrong_fixes import Origin
 
 #: The number of checks of a cover that refuse each wrong fix, where so many do.
 TIMES = 2
@@ -43,8 +44,9 @@ def _parts(result: Result) -> Iterator[Table | str]:
     seed = "" if strength.is_first_sight else f", seed {strength.seed}"
     yield f"{strength.pack} {strength.target} ({strength.evidence}){seed}"
     table = Table("fate", "mutant", "by", box=None)
-    for mutant in sorted(strength.mutants, key=lambda mutant: ([*Fate].index(mutant.fate), mutant.origin != "own")):
-        origin = "" if mutant.origin == "generated" else f" ({mutant.origin})"
+    fates = [*Fate]
+    for mutant in sorted(strength.mutants, key=lambda mutant: (fates.index(mutant.fate), mutant.origin != Origin.OWN)):
+        origin = "" if mutant.origin == Origin.GENERATED else f" ({mutant.origin})"
         table.add_row(mutant.fate, f"{mutant.name}{origin}", _by(mutant))
     yield table
     for mutant in result.open:

@@ -12,6 +12,7 @@ from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt.receipt import DependencyRecord, FixRecord, Hashed, Receipt
 from harness.upstream import dependencies
+from harness.upstream.source import SourceKind
 
 #: A reason why a receipt or a record is STALE.
 PATCH_CHANGED = "the patch changed"
@@ -33,7 +34,7 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
         findings.append(PATCH_CHANGED)
     pinned, recorded = definition.upstream, receipt.upstream
     is_same = recorded.commit == pinned.commit if pinned.is_commit else recorded.sha256 == pinned.sha256
-    if recorded.origin == "pinned" and not is_same:
+    if recorded.origin == SourceKind.PINNED and not is_same:
         findings.append("the pinned release changed")
     target = definition.targets.get(receipt.target)
     if target is None:

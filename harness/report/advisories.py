@@ -28,6 +28,7 @@ from harness.receipt import staleness
 from harness.receipt.receipt import load_all, load_as, to_json
 from harness.report import links
 from harness.report.osv_records import PREFIX, State
+from harness.upstream.source import SourceKind
 from harness.verdict import pack_verdict
 from harness.versions import timeline
 from harness.versions.timeline import RIGHT, WRONG, Entry, History, Period
@@ -90,7 +91,7 @@ def known_versions(pack: Pack) -> tuple[Lanes, Adjacent]:
     adjacent: Adjacent = set()
     for receipt in load_all(pack.receipts, lanes=False):
         verdict = pack_verdict.PRISTINE.get(receipt.verdict)
-        is_release = receipt.upstream.origin == "pinned" and not pack.definition.upstream.is_commit
+        is_release = receipt.upstream.origin == SourceKind.PINNED and not pack.definition.upstream.is_commit
         if verdict is not None and is_release:
             outdated = tuple(staleness.reasons(pack, receipt))
             lane = Lane(verdict, receipt.target, receipt.evidence, "", receipt.host.gpu, outdated)

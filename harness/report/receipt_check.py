@@ -19,6 +19,7 @@ from harness.pack.model import Pack
 from harness.receipt.receipt import Receipt
 from harness.upstream import dependencies, patch
 from harness.upstream.patch import PatchedFile
+from harness.upstream.source import SourceKind
 from harness.verdict import lane_verdict, pack_verdict
 
 #: What a log says where some of it is left out.
@@ -127,7 +128,7 @@ def _pack_errors(receipt: Receipt, pack: Pack, folder: str) -> Iterator[str]:
     pairs = {"kind": (receipt.kind, definition.kind), "upstream.package": (receipt.upstream.package, upstream.package)}
     if folder == "receipts":
         pairs["upstream.version"] = (receipt.upstream.version, upstream.pin)
-        pairs["upstream.origin"] = (receipt.upstream.origin, "pinned")
+        pairs["upstream.origin"] = (receipt.upstream.origin, SourceKind.PINNED)
     yield from (f"{name}: {value}, not {expected}" for name, (value, expected) in pairs.items() if value != expected)
     ask = definition.ask if folder == "ask" else None
     if receipt.about != (ask.checks if ask else ()):
