@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from harness.core.words import LaneName, LaneVerdict
 from harness.host.gpus import place_name
-from harness.lane import supervisor
+from harness.lane import bytecode, supervisor
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.schedule.account import Account
@@ -53,6 +53,7 @@ def run(
     if plan is None:
         account.plan(cells)
     supervisor.adopt_orphans()
+    bytecode.store(session.progress.tell)
     Scheduler(account, Runner(session)).run()
     for cell in cells:  # also those whose lanes ended before, belong to another cell too, or were interrupted
         account.settle(cell, at_end=True)
