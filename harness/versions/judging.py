@@ -29,6 +29,8 @@ from harness.versions.timeline import RIGHT, WRONG, Entry
 
 #: The verdicts of a lane that ran all of its checks.
 WHOLE = (WRONG, RIGHT, LaneVerdict.CONTROL_FAILED)
+#: The reason of a lane whose contract raised before its first test begins so.
+NOT_COLLECTED = "contract: collection:"
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,14 @@ def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
 def _side(session: Session, end: LaneEnd) -> Side:
     """Return the result of a lane on another tree than the pinned one.
 
-    An exception of the script is UNSUPPORTED here, since that tree may have another API.
+    An exception of the script, or of the contract before its first test, is UNSUPPORTED here: that tree may have
+    another API.
     """
     record = end.record
     if record is None:
         return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
+    if record.verdict == LaneVerdict.ERROR and record.reason.startswith(NOT_COLLECTED):
+        return Side(LaneVerdict.UNSUPPORTED, record.reason, end.version, record)
     has_raised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
     if end.log is None or not has_raised or record.exit_status not in FAILED:
         return Side(record.verdict, record.reason, end.version, record)

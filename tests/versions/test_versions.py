@@ -104,6 +104,14 @@ def test_releases_are_judged_and_what_cannot_be_is_neither(workbench: Workbench)
     assert again.stdout.splitlines()[-1] == "bug from 1.0 or earlier, not fixed in 1.1"
 
 
+def test_a_release_without_what_the_contract_imports_is_unsupported(workbench: Workbench) -> None:
+    contract = workbench.lay("01_confirmed") / "contract.py"
+    contract.write_text(contract.read_text() + "\n\nfrom toykernel.scale import only_in_newer_releases\n")
+    status, found, _ = _versions(workbench, {"1.0": "wrong"})
+    assert (status, found["rows"][0]["verdict"]) == (5, "UNSUPPORTED")
+    assert "ImportError: cannot import name 'only_in_newer_releases'" in found["rows"][0]["reason"]
+
+
 def test_sixteen_releases_by_bisection(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     states = {f"0.{minor}": "right" for minor in range(5)} | {f"1.{minor}": "wrong" for minor in range(7)}
