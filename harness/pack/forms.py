@@ -32,7 +32,7 @@ def _number(least: float, most: float) -> Form:
 
 
 #: Of a list or a table.
-SOME = Form("filled: name at least one", len)
+SOME = Form("a list or table with at least one entry", len)
 Line = Annotated[str, _text("a text on one line", r"[^\x00-\x1f\x7f]*")]
 Text = Annotated[str, _text("a text on one line, and no empty one", r"(?=.*\S)[^\x00-\x1f\x7f]+")]
 Sentence = Annotated[str, _text("one sentence on one line, with its full stop", r"(?=.*\w)[^\x00-\x1f\x7f]+\.")]
