@@ -21,8 +21,7 @@ from harness.core.cache import Cache
 from harness.host import host
 from harness.pack import load
 from harness.pack.model import Pack
-from harness.report import report
-from harness.report.soundness import Checker
+from harness.report import report, soundness
 from harness.upstream import dependencies, tree
 from harness.upstream.source import parse_source
 from harness.upstream.tree import Tree
@@ -169,7 +168,7 @@ class Workbench:
         """Return what `check` says of the one pack, without a process of its own."""
         (folder,) = self.packs.glob("[0-9]*")
         one = load.load_pack(folder)
-        return "\n".join(finding.text for finding in Checker(one, Cache(self.cache), host.detect()).findings())
+        return "\n".join(finding.text for finding in soundness.findings(one, Cache(self.cache), host.detect()))
 
     def gives(self, status: int, verdict: str, *arguments: str, reason: str = "", **environment: str) -> dict[str, Any]:
         """Run the one pack; return its row, which has to have this verdict, and this text in its reason."""

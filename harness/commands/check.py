@@ -11,12 +11,11 @@ from harness.author import missing
 from harness.commands import options
 from harness.commands.options import Shared
 from harness.core import files, room, terminal
-from harness.core.errors import HarnessError
+from harness.core.errors import Finding, HarnessError
 from harness.core.words import Exit
 from harness.host import host
 from harness.pack.model import Pack
 from harness.report import advisories, bundle_check, soundness
-from harness.report.soundness import Checker, Finding
 
 
 def _check_bundle(bundle: Path, folder: Path) -> int:
@@ -50,8 +49,8 @@ def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
     try:
         plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
     except HarnessError as error:
-        return [Finding(folder.name, str(error))]
-    return [Finding(folder.name, f"{plan.path.name}: {plan.why}. Next: runner.py check --write") for plan in plans]
+        return [Finding(str(error))]
+    return [Finding(f"{plan.path.name}: {plan.why}. Next: runner.py check --write") for plan in plans]
 
 
 @click.command("check")
@@ -85,24 +84,23 @@ def command(shared: Shared, names: tuple[str, ...], sent: Path | None, write: bo
         return _check_bundle(sent, shared.packs)
     cache, this_host = shared.cache(), host.detect()
     packs, errors = options.load_packs(shared.packs, names)
-    findings = soundness.duplicate_numbers(packs)
-    half_written = [pack for pack in packs if missing.is_half_written(pack)]
-    for pack in packs:
-        findings += Checker(pack, cache, this_host).findings()
+    found = {pack.name: soundness.findings(pack, cache, this_host) for pack in packs}
+    for name, finding in soundness.duplicate_numbers(packs).items():
+        found[name].insert(0, finding)
     if records.is_dir() and not names and not errors:
-        findings += _stale_advisories(packs, records)
+        found[records.name] = _stale_advisories(packs, records)
     options.print_errors(errors)
+    half_written = [pack for pack in packs if missing.is_half_written(pack)]
     for pack in half_written:
         for step in missing.steps(pack):
             terminal.echo(f"{pack.name}: {step}")
-    new = {pack.name for pack in half_written if missing.is_new(pack)}
-    for finding in findings:
-        if finding.pack in new and missing.TOLD.match(finding.text):
-            continue
-        terminal.echo(f"{'warning' if finding.warning else 'unsound'}: {finding.pack}: {finding.text}")
-    unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half_written}
-    unsound_packs = unsound & {pack.name for pack in packs}
-    terminal.echo(f"{len(packs)} pack(s) read, {len(packs) - len(unsound_packs)} sound")
+        if missing.is_new(pack):
+            found[pack.name] = [finding for finding in found[pack.name] if not missing.TOLD.match(finding.text)]
+    for name, finding in ((name, finding) for name, findings in found.items() for finding in findings):
+        terminal.echo(f"{'warning' if finding.is_warning else 'unsound'}: {name}: {finding.text}")
+    unsound = {name for name, findings in found.items() if not all(finding.is_warning for finding in findings)}
+    unsound |= {pack.name for pack in half_written}
+    terminal.echo(f"{len(packs)} pack(s) read, {len(packs) - len(unsound - {records.name})} sound")
     if errors:
         return Exit.WRONG_CALL
     return Exit.DEVIATES if unsound else Exit.AS_EXPECTED

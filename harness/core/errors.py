@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from harness.core.terminal import visible
 from harness.core.words import Exit
@@ -54,6 +55,14 @@ class NoRoomError(UnavailableError):
 
 class UnsupportedHereError(HarnessError):
     """A pack cannot be judged on this host: it ends in UNSUPPORTED, with this reason."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule of `check` that a pack breaks; a warning does not make `check` fail."""
+
+    text: str
+    is_warning: bool = False
 
 
 def unknown_name(noun: str, name: str, valid: Iterable[str], next_command: str) -> HarnessError:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from harness.core.errors import HarnessError
+from harness.core.errors import Finding, HarnessError
 from harness.mutate import changes, fates, generated, rebase
 from harness.mutate.fates import Listed
 from harness.mutate.generated import Fix
@@ -17,15 +17,15 @@ from harness.receipt.wrong_fixes import FOLDERS, WHOLE, Mutant, Origin
 from harness.upstream.tree import Tree
 
 
-def errors(pack: Pack, pristine: Tree | None, warnings: list[str]) -> Iterator[str]:
-    """Yield the errors; `warnings` takes the warnings. Without the pinned tree neither patches nor names are tried."""
+def findings(pack: Pack, pristine: Tree | None) -> Iterator[Finding]:
+    """Yield the findings. Without the pinned tree neither patches nor names are tried."""
     try:
         exemptions = fates.exemptions(pack)
     except HarnessError as error:
-        yield str(error)
+        yield Finding(str(error))
         return
-    yield from _file_errors(pack, pristine, exemptions)
-    yield from _record_errors(pack, exemptions, warnings)
+    yield from map(Finding, _file_errors(pack, pristine, exemptions))
+    yield from _record_findings(pack, exemptions)
 
 
 def _file_errors(pack: Pack, pristine: Tree | None, exemptions: list[Listed]) -> Iterator[str]:
@@ -52,40 +52,41 @@ def _file_errors(pack: Pack, pristine: Tree | None, exemptions: list[Listed]) ->
         yield from (f"mutants/equivalent.toml: no mutant {name!r}" for name in unknown)
 
 
-def _record_errors(pack: Pack, exemptions: list[Listed], warnings: list[str]) -> Iterator[str]:
+def _record_findings(pack: Pack, exemptions: list[Listed]) -> Iterator[Finding]:
     waiting, folder = wrong_fixes.identities(pack, Origin.UNSEEN), FOLDERS[Origin.UNSEEN]
     for path in strength.files_of(pack):
         try:
             recorded = strength.load(path)
         except HarnessError as error:
-            yield str(error)
+            yield Finding(str(error))
             continue
         covered = {entry.name for entry in exemptions if entry.covers(recorded.target)}
         if not recorded.is_first_sight:
-            yield from _strength_errors(pack, recorded, covered, warnings)
+            yield from _strength_findings(pack, recorded, covered)
             continue
         present = dict(strength.match_names(pack, recorded, Origin.UNSEEN))
         waiting = {name: sha256 for name, sha256 in waiting.items() if name not in present.values()}
         names = [mutant.name for mutant in strength.open_mutants(pack, recorded, covered)]
         text = f"passed, and its patch is neither in {folder}/ nor in mutants/"
-        yield from (f"{path.name}: {name} {text}" for name in names if name not in present)
+        yield from (Finding(f"{path.name}: {name} {text}") for name in names if name not in present)
         if names:
             step = "Next: a check that refuses them, and then mutants/"
-            warnings.append(f"{path.name}: still open: {', '.join(names)}. {step}")
+            yield Finding(f"{path.name}: still open: {', '.join(names)}. {step}", is_warning=True)
     if waiting:
         step = f"Next: runner.py mutate {pack.name} --unseen --record"
-        warnings.append(f"{folder}/: not judged yet: {', '.join(waiting)}. {step}")
+        yield Finding(f"{folder}/: not judged yet: {', '.join(waiting)}. {step}", is_warning=True)
 
 
-def _strength_errors(pack: Pack, recorded: Strength, covered: set[str], warnings: list[str]) -> Iterator[str]:
+def _strength_findings(pack: Pack, recorded: Strength, covered: set[str]) -> Iterator[Finding]:
     for mutant in recorded.mutants:
+        name = f"{recorded.name}: {mutant.name}"
         if mutant.fate in fates.OPEN and mutant.name not in covered:
-            yield f"{recorded.name}: {mutant.name}: {mutant.fate}, and mutants/equivalent.toml does not say why"
+            yield Finding(f"{name}: {mutant.fate}, and mutants/equivalent.toml does not say why")
         if mutant.fate in NOT_JUDGED_HERE and mutant.listed and mutant.name not in covered:
-            yield f"{recorded.name}: {mutant.name}: mutants/equivalent.toml lists it no more"
+            yield Finding(f"{name}: mutants/equivalent.toml lists it no more")
     if reasons := strength.stale(pack, recorded):
         step = f"Next: runner.py mutate {pack.name} --record"
-        warnings.append(f"{recorded.name}: STALE: {'; '.join(reasons)}. {step}")
+        yield Finding(f"{recorded.name}: STALE: {'; '.join(reasons)}. {step}", is_warning=True)
 
 
 def _mutant_errors(pack: Pack, mutant: Mutant, pristine: Tree | None, fix: Fix | None) -> Iterator[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core.errors import Finding, HarnessError, UnavailableError
 from harness.core.words import Role, SuiteVerdict, Verdict
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host
@@ -31,164 +31,156 @@ from harness.upstream.tree import Tree
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A rule that a pack breaks; a warning does not make `check` fail."""
+def findings(pack: Pack, cache: Cache, host: Host) -> list[Finding]:
+    """List everything that is wrong with a pack, all at once; the warnings come last."""
+    receipts, found = _read_receipts(pack, host)
+    found += _script_findings(pack)
+    found += _patch_findings(pack)
+    pristine, problem = _pinned_tree(pack, cache)
+    if pack.patch.exists():
+        found += _errors(
+            [f"fix.patch was not tried: {problem}"] if pristine is None else _misfits(pack, cache, pristine)
+        )
+    found += _errors(report.errors(pack))
+    found += _ask_findings(pack, cache, [*receipts.values()])
+    try:
+        advisories.workaround(pack)
+    except HarnessError as error:
+        found.append(Finding(str(error)))
+    found += wrong_fixes.findings(pack, pristine)
+    found += _suite_findings(pack, host)
+    judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == pack.receipts}
+    for name, target in pack.definition.targets.items():
+        if name not in judged_targets:
+            text = f"{name}: no receipt. Next: runner.py run {pack.name} --target {name}"
+            found.append(Finding(text, is_warning=strongest_evidence(host, name, target) is None))
+    return sorted(found, key=lambda finding: finding.is_warning)
 
-    pack: str
-    text: str
-    warning: bool = False
+
+def _errors(texts: Iterable[str], prefix: str = "") -> list[Finding]:
+    return [Finding(prefix + text) for text in texts]
 
 
-@dataclass(frozen=True)
-class Checker:
-    """Checks one pack by the rules."""
+def _suite_findings(pack: Pack, host: Host) -> Iterator[Finding]:
+    """Compare the receipt of upstream's own tests with pack.toml; a warning if the host lacks their GPU."""
+    suite = pack.definition.upstream_tests
+    next_step = f"Next: runner.py upstream-tests {pack.name} --record"
+    try:
+        receipt = suite_receipt.load(pack.receipts)
+    except HarnessError as error:
+        yield Finding(str(error))
+        return
+    if receipt is None:
+        if suite:
+            yield Finding(f"receipts/{SUITE} is missing. {next_step}", is_warning=True)
+        return
+    if reasons := suite_receipt.reasons(pack, receipt):
+        is_rerunnable = suite is not None and (not suite.gpu or bool(host.gpus))
+        yield Finding(f"{SUITE}: STALE: {'; '.join(reasons)}. {next_step}", is_warning=not is_rerunnable)
+    if receipt.verdict != SuiteVerdict.UNBROKEN:
+        yield Finding(f"{SUITE}: shows {receipt.verdict}: {receipt.reason}")
 
-    pack: Pack
-    cache: Cache
-    host: Host
-    _found: list[Finding] = field(default_factory=list)
 
-    def findings(self) -> list[Finding]:
-        """List everything that is wrong with the pack, all at once."""
-        receipts = self._judge_receipts()
-        self._check_script()
-        self._check_patch_files()
-        pristine = self._check_patch_on_tree()
-        self._say(*report.errors(self.pack))
-        self._check_ask([*receipts.values()])
+def _ask_findings(pack: Pack, cache: Cache, receipts: list[Receipt]) -> Iterator[Finding]:
+    """Try the patch of [ask] on its tree, and name its checks that are no defect check of any receipt."""
+    ask, path = pack.definition.ask, pack.ask_patch
+    if ask is None or path is None:
+        return
+    lanes = [lane for receipt in receipts for lane in receipt.lanes.values()]
+    names = {check.name for lane in lanes for check in lane.checks if check.role == Role.DEFECT}
+    missing = [glob for glob in ask.checks if names and not fnmatch.filter(names, glob)]
+    yield from _errors(f"ask.checks: no defect check of a receipt matches {glob!r}" for glob in missing)
+    try:
+        if path.exists():
+            asked = tree.materialize(cache, pack.definition.upstream, parse_git_source(ask.origin))
+            patch.apply(cache, asked, pack.definition.upstream, path, exact=True)
+    except UnavailableError as error:
+        yield Finding(f"ask.patch was not tried: {error}", is_warning=True)
+    except patch.StalePatchError as error:
+        yield Finding(f"{path.name} does not apply to ask.origin: {error}")
+
+
+def _read_receipts(pack: Pack, host: Host) -> tuple[dict[Path, Receipt], list[Finding]]:
+    """Read and judge every receipt of a pack; a log that no receipt names is refused."""
+    receipts: dict[Path, Receipt] = {}
+    found: list[Finding] = []
+    loose_logs = set(pack.receipts.rglob("*.log"))
+    for path in filter(is_receipt, sorted(pack.receipts.rglob("*.json"))):
         try:
-            advisories.workaround(self.pack)
+            receipt = load_receipt(path)
         except HarnessError as error:
-            self._say(str(error))
-        warnings: list[str] = []
-        self._say(*wrong_fixes.errors(self.pack, pristine, warnings))
-        self._say(*warnings, warning=True)
-        self._check_suite()
-        judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == self.pack.receipts}
-        for name, target in self.pack.definition.targets.items():
-            if name not in judged_targets:
-                text = f"{name}: no receipt. Next: runner.py run {self.pack.name} --target {name}"
-                self._say(text, warning=strongest_evidence(self.host, name, target) is None)
-        return sorted(self._found, key=lambda finding: finding.warning)
+            found.append(Finding(str(error)))
+            loose_logs -= set(path.parent.glob(f"{path.stem}.*.log"))  # the unreadable receipt may name one of them
+            continue
+        folder = path.parent.name
+        reasons = _stale_reasons(pack, receipt, folder)
+        if reasons and folder in ("receipts", "ask"):
+            found.append(_staleness(pack, receipt, reasons, host, is_asked=folder == "ask"))
+        found += _errors(_receipt_errors(pack, path, receipt, is_fresh=not reasons))
+        loose_logs.discard(path.with_name(receipt.log.file))
+        receipts[path] = receipt
+    names = sorted(log.relative_to(pack.folder).as_posix() for log in loose_logs)
+    return receipts, found + _errors(f"{name}: no receipt names it. Next: remove it" for name in names)
 
-    def _say(self, *texts: str, warning: bool = False) -> None:
-        self._found.extend(Finding(self.pack.name, text, warning) for text in texts)
 
-    def _check_suite(self) -> None:
-        """Compare the receipt of upstream's own tests with pack.toml; a warning where the host lacks their GPU."""
-        suite = self.pack.definition.upstream_tests
-        next_step = f"Next: runner.py upstream-tests {self.pack.name} --record"
-        try:
-            receipt = suite_receipt.load(self.pack.receipts)
-        except HarnessError as error:
-            self._say(str(error))
-            return
-        if receipt is None:
-            if suite:
-                self._say(f"receipts/{SUITE} is missing. {next_step}", warning=True)
-            return
-        if reasons := suite_receipt.reasons(self.pack, receipt):
-            is_rerunnable = suite is not None and (not suite.gpu or bool(self.host.gpus))
-            self._say(f"{SUITE}: STALE: {'; '.join(reasons)}. {next_step}", warning=not is_rerunnable)
-        if receipt.verdict != SuiteVerdict.UNBROKEN:
-            self._say(f"{SUITE}: shows {receipt.verdict}: {receipt.reason}")
+def _staleness(pack: Pack, receipt: Receipt, reasons: list[str], host: Host, *, is_asked: bool) -> Finding:
+    """Say that a receipt is STALE: a warning if this host cannot make the receipt anew."""
+    option, folder = ("--upstream ask", "ask/") if is_asked else (f"--target {receipt.target}", "")
+    text = f"{folder}{receipt.name}: STALE: {'; '.join(reasons)}. Next: runner.py run {pack.name} {option}"
+    return Finding(text, is_warning=not staleness.rerunnable(pack, receipt, host))
 
-    def _check_ask(self, receipts: list[Receipt]) -> None:
-        """Try the patch of [ask] on its tree, and name its checks that are no defect check of any receipt."""
-        ask, path = self.pack.definition.ask, self.pack.ask_patch
-        if ask is None or path is None:
-            return
-        lanes = [lane for receipt in receipts for lane in receipt.lanes.values()]
-        names = {check.name for lane in lanes for check in lane.checks if check.role == Role.DEFECT}
-        missing = [glob for glob in ask.checks if names and not fnmatch.filter(names, glob)]
-        self._say(*(f"ask.checks: no defect check of a receipt matches {glob!r}" for glob in missing))
-        try:
-            if path.exists():
-                asked = tree.materialize(self.cache, self.pack.definition.upstream, parse_git_source(ask.origin))
-                patch.apply(self.cache, asked, self.pack.definition.upstream, path, exact=True)
-        except UnavailableError as error:
-            self._say(f"ask.patch was not tried: {error}", warning=True)
-        except patch.StalePatchError as error:
-            self._say(f"{path.name} does not apply to ask.origin: {error}")
 
-    def _judge_receipts(self) -> dict[Path, Receipt]:
-        receipts: dict[Path, Receipt] = {}
-        loose_logs = set(self.pack.receipts.rglob("*.log"))
-        for path in filter(is_receipt, sorted(self.pack.receipts.rglob("*.json"))):
-            try:
-                receipt = load_receipt(path)
-            except HarnessError as error:
-                self._say(str(error))
-                loose_logs -= set(path.parent.glob(f"{path.stem}.*.log"))  # the unreadable receipt may name one of them
-                continue
-            reasons = _stale_reasons(self.pack, receipt, path.parent.name)
-            if reasons and path.parent.name in ("receipts", "ask"):
-                self._say_stale(receipt, reasons, is_asked=path.parent.name == "ask")
-            self._say(*_receipt_errors(self.pack, path, receipt, is_fresh=not reasons))
-            loose_logs.discard(path.with_name(receipt.log.file))
-            receipts[path] = receipt
-        names = sorted(log.relative_to(self.pack.folder).as_posix() for log in loose_logs)
-        self._say(*(f"{name}: no receipt names it. Next: remove it" for name in names))
-        return receipts
+def _script_findings(pack: Pack) -> list[Finding]:
+    if not pack.script.exists():
+        return [Finding("reproduce.py is missing")]
+    text = pack.script.read_text(encoding="utf-8", errors="replace")
+    pins, errors = script_text.read(text, has_patch=pack.definition.has_patch)
+    return _errors([*errors, *_pin_errors(pack, pins)], "reproduce.py: ")
 
-    def _say_stale(self, receipt: Receipt, reasons: list[str], *, is_asked: bool) -> None:
-        """Say that a receipt is STALE: a warning where this host cannot make the receipt anew."""
-        option, folder = ("--upstream ask", "ask/") if is_asked else (f"--target {receipt.target}", "")
-        text = f"{folder}{receipt.name}: STALE: {'; '.join(reasons)}. Next: runner.py run {self.pack.name} {option}"
-        self._say(text, warning=not staleness.rerunnable(self.pack, receipt, self.host))
 
-    def _check_script(self) -> None:
-        if not self.pack.script.exists():
-            self._say("reproduce.py is missing")
-            return
-        text = self.pack.script.read_text(encoding="utf-8", errors="replace")
-        pins, errors = script_text.read(text, has_patch=self.pack.definition.has_patch)
-        self._say(*(f"reproduce.py: {error}" for error in [*errors, *_pin_errors(self.pack, pins)]))
+def _patch_findings(pack: Pack) -> Iterator[Finding]:
+    """Judge the patches by their text."""
+    if not pack.definition.has_patch:
+        strays = (path for path in (*pack.folder.glob("*.patch"), *pack.folder.glob("mutants/**/*")) if path.is_file())
+        names = sorted(path.relative_to(pack.folder).as_posix() for path in strays)
+        yield from _errors(f'{name}: pack.toml says fix = "none"' for name in names)
+        return
+    suite = pack.definition.upstream_tests
+    paths = [pack.patch, pack.ask_patch, pack.suite_patch(suite) if suite else None]
+    yield from _errors(f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists())
+    for path in (pack.patch, pack.own_head_patch, pack.ask_patch):
+        if path is not None and path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            yield from _errors(patch_errors(text, pack), f"{path.name}: ")
+    test = pack.upstream_test_patch
+    if test.exists():
+        files = patch.parse(test.read_text(encoding="utf-8", errors="replace"))
+        errors = [] if suite else ["pack.toml has no [upstream_tests] that says where it applies"]
+        errors += [] if files else ["it names no file"]
+        yield from _errors([*errors, *_index_errors(files)], f"{test.name}: ")
 
-    def _check_patch_files(self) -> None:
-        if not self.pack.definition.has_patch:
-            folder = self.pack.folder
-            strays = (path for path in (*folder.glob("*.patch"), *folder.glob("mutants/**/*")) if path.is_file())
-            names = sorted(path.relative_to(folder).as_posix() for path in strays)
-            self._say(*(f'{name}: pack.toml says fix = "none"' for name in names))
-            return
-        suite = self.pack.definition.upstream_tests
-        paths = [self.pack.patch, self.pack.ask_patch, self.pack.suite_patch(suite) if suite else None]
-        self._say(*(f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists()))
-        for path in (self.pack.patch, self.pack.own_head_patch, self.pack.ask_patch):
-            if path is not None and path.exists():
-                text = path.read_text(encoding="utf-8", errors="replace")
-                self._say(*(f"{path.name}: {error}" for error in patch_errors(text, self.pack)))
-        test = self.pack.upstream_test_patch
-        if test.exists():
-            files = patch.parse(test.read_text(encoding="utf-8", errors="replace"))
-            errors = [] if suite else ["pack.toml has no [upstream_tests] that says where it applies"]
-            errors += [] if files else ["it names no file"]
-            self._say(*(f"{test.name}: {error}" for error in [*errors, *_index_errors(files)]))
 
-    def _check_patch_on_tree(self) -> Tree | None:
-        """Apply fix.patch to the pinned tree, and return that tree; None where it cannot be fetched."""
-        upstream, path = self.pack.definition.upstream, self.pack.patch
-        try:
-            pristine = tree.materialize(self.cache, upstream, pinned_source(self.pack.definition))
-        except HarnessError as error:
-            if path.exists():
-                self._say(f"fix.patch was not tried: {error}")
-            return None
-        if not path.exists():
-            return pristine
-        try:
-            patched = patch.apply(self.cache, pristine, upstream, path, exact=True)
-        except patch.StalePatchError as error:
-            self._say(f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}")
-            return pristine
-        changed_files = set(patch.changed_files(pristine, patched))
-        for name, target in self.pack.definition.targets.items():
-            for file in target.loads:
-                if pristine.path_here(file, upstream.source_root) not in changed_files:
-                    self._say(f"targets.{name}.loads: fix.patch does not change {file}")
-        return pristine
+def _pinned_tree(pack: Pack, cache: Cache) -> tuple[Tree | None, str]:
+    """Return the pinned tree, or None and the reason if it cannot be fetched."""
+    try:
+        return tree.materialize(cache, pack.definition.upstream, pinned_source(pack.definition)), ""
+    except HarnessError as error:
+        return None, str(error)
+
+
+def _misfits(pack: Pack, cache: Cache, pristine: Tree) -> Iterator[str]:
+    """Say where fix.patch does not fit the pinned tree, or leaves unchanged what a target has to load."""
+    upstream = pack.definition.upstream
+    try:
+        patched = patch.apply(cache, pristine, upstream, pack.patch, exact=True)
+    except patch.StalePatchError as error:
+        yield f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}"
+        return
+    changed_files = set(patch.changed_files(pristine, patched))
+    for name, target in pack.definition.targets.items():
+        for file in target.loads:
+            if pristine.path_here(file, upstream.source_root) not in changed_files:
+                yield f"targets.{name}.loads: fix.patch does not change {file}"
 
 
 def _stale_reasons(pack: Pack, receipt: Receipt, folder: str) -> list[str]:
@@ -257,11 +249,11 @@ def patch_errors(text: str, pack: Pack) -> list[str]:
     return errors
 
 
-def duplicate_numbers(packs: list[Pack]) -> list[Finding]:
-    """Name the packs that share a number: a number is never used again."""
+def duplicate_numbers(packs: list[Pack]) -> dict[str, Finding]:
+    """Name the packs that share a number with one before them: a number is never used again."""
     numbered = sorted((pack.name.partition("_")[0], pack.name) for pack in packs)
-    return [
-        Finding(name, f"its number {number} is that of {other}")
+    return {
+        name: Finding(f"its number {number} is that of {other}")
         for (number_before, other), (number, name) in itertools.pairwise(numbered)
         if number == number_before
-    ]
+    }
