@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import select
 import selectors
 import subprocess
 import sys
@@ -101,7 +101,7 @@ def run(command: Command) -> Ended:
     locks = os.pathsep.join(str(path) for path in command.locks)
     settings = (str(command.timeout), str(report_end), str(command.gate or ""), locks)
     supervisor = subprocess.Popen(
-        [sys.executable, "-I", str(SUPERVISOR), *settings, *command.arguments],
+        [sys.executable, "-I", "-S", str(SUPERVISOR), *settings, *command.arguments],
         cwd=command.folder,
         env=dict(command.environment),
         stdin=subprocess.PIPE,
@@ -114,7 +114,7 @@ def run(command: Command) -> Ended:
     try:
         return _read(supervisor, report, command)
     finally:
-        _end(supervisor)
+        _end(supervisor, report)
         os.close(report)
 
 
@@ -135,7 +135,7 @@ def _read(supervisor: subprocess.Popen[bytes], report: int, command: Command) ->
                     break
                 data = os.read(key.fd, CHUNK)
                 if key.fd == report:
-                    ended = Ended(**json.loads(data)) if data else LOST
+                    ended = _ended(data.decode()) if data else LOST
                     deadline = min(deadline, time.monotonic() + DRAIN)
                 if key.fd == report or not data:
                     selector.unregister(key.fileobj)
@@ -147,8 +147,16 @@ def _read(supervisor: subprocess.Popen[bytes], report: int, command: Command) ->
     return replace(ended, log=log.text(), printed=output.printed, last_line=output.text)
 
 
-def _end(supervisor: subprocess.Popen[bytes]) -> None:
+def _ended(report: str) -> Ended:
+    """Read the six lines of a supervisor."""
+    reason, status, seconds, peak_memory, left_behind, waited = report.split("\n")
+    return Ended(reason, int(status), float(seconds), int(peak_memory), int(left_behind), float(waited))
+
+
+def _end(supervisor: subprocess.Popen[bytes], report: int) -> None:
     """Let go of the supervisor: when its standard input closes, it kills all that still runs.
+
+    The pipe of its report ends with the supervisor, so that no wait has to poll.
 
     A supervisor that was killed or stopped does not; then its processes, whose parent is now this process, are killed
     here. A child in another session is a living supervisor, or an orphan.
@@ -156,11 +164,13 @@ def _end(supervisor: subprocess.Popen[bytes]) -> None:
     for stream in (supervisor.stdin, supervisor.stdout, supervisor.stderr):
         if stream is not None:
             stream.close()
-    try:
-        supervisor.wait(GRACE)
-    except subprocess.TimeoutExpired:
+    deadline = time.monotonic() + GRACE
+    while select.select([report], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not os.read(report, CHUNK):
+            break
+    else:
         supervisor.kill()
-        supervisor.wait()
+    supervisor.wait()
     if supervisor.returncode == 0:
         return
     import psutil  # noqa: PLC0415 - 15 ms that nearly no run needs

@@ -1,11 +1,11 @@
 """The parent of a command: it ends the command and all processes that the command started, whatever happens.
 
-Run as a script, in a session of its own: ``python -I supervisor.py TIMEOUT_S REPORT_FD GATE LOCKS COMMAND...``.
+Run as a script, in a session of its own: ``python -I -S supervisor.py TIMEOUT_S REPORT_FD GATE LOCKS COMMAND...``.
 The command runs a script or a contract. Standard input is a pipe that the runner holds open: when it closes, because
-the runner was interrupted or killed, the supervisor kills the command. It writes one JSON object to REPORT_FD:
-``reason`` (exited, timed out, abandoned), ``status`` (negative: the signal), ``left_behind`` (processes that outlived
-the command), ``seconds`` (without the wait for its GPUs), ``waited`` (seconds of that wait), ``peak_memory`` (bytes,
-the largest process).
+the runner was interrupted or killed, the supervisor kills the command. It writes six lines to REPORT_FD: the reason
+(exited, timed out, abandoned), the status (negative: the signal), the seconds (without the wait for its GPUs), the peak
+memory (bytes, of the largest process), the number of processes that outlived the command, and the seconds of that wait.
+A lane starts two supervisors, so that they import little: site-packages and json would take 20 ms.
 
 LOCKS names a file for each GPU that the lane shares with others (separated by ``:``; empty if it shares none). The lane
 holds each lock shared while it runs. GATE is the path of a named pipe, which the supervisor makes; the command finds it
@@ -19,11 +19,11 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import json
 import os
 import resource
 import select
 import signal
+import site
 import sys
 import time
 
@@ -149,6 +149,8 @@ def kill_all(child: int) -> tuple[int, int]:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     survivors: set[int] = set()
     end = time.monotonic() + PATIENCE
+    if has_orphans():
+        site.main()  # -S has left out site-packages
     while has_orphans() and time.monotonic() < end:
         import psutil  # noqa: PLC0415 - few commands leave something behind, and its import takes 15 ms
 
@@ -220,16 +222,11 @@ def main() -> None:
     reason, waited = wait(child, timeout, wakeup, gate if pipe else None)
     seconds = time.monotonic() - started
     status, left_behind = kill_all(child)
-    report_line = {
-        "reason": reason,
-        "status": status,
-        "left_behind": left_behind,
-        "seconds": seconds - waited,
-        "waited": waited,
-        "peak_memory": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-    }
+    peak_memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    fields = (reason, status, seconds - waited, peak_memory, left_behind, waited)
     with contextlib.suppress(BrokenPipeError):
-        os.write(report, json.dumps(report_line).encode())
+        os.write(report, "\n".join(map(str, fields)).encode())
+    os._exit(0)  # the runner waits for this end
 
 
 if __name__ == "__main__":
