@@ -11,7 +11,7 @@ from harness.commands.options import Shared
 from harness.core import files, room, terminal
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.words import Exit, SuiteVerdict
-from harness.lane import supervisor
+from harness.lane import bytecode, supervisor
 from harness.pack.model import Pack, UpstreamTests
 from harness.receipt import receipt as receipts
 from harness.schedule.session import Session
@@ -54,6 +54,7 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     supervisor.adopt_orphans()
     verdicts = set()
     with running.session(shared) as session:
+        bytecode.store(session.progress.tell)
         for pack, tests in suites:
             asked = replace(tests, gpu=gpu or tests.gpu, timeout_s=shared.timeout or tests.timeout_s)
             verdict, receipt = _judge(pack, asked, session)
