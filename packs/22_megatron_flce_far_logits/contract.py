@@ -221,7 +221,7 @@ def product(left, right, out_dtype=None, multiply=torch.mm):
     return multiply(left.to(out_dtype or left.dtype), right.to(out_dtype or right.dtype))
 
 
-# The packages of the CuTe DSL, with what the host code uses of them. It gives tensors to the kernels as they are.
+# The packages of the CuTe DSL, with what the host code uses of them. The kernels get the tensors themselves.
 dsl = mock.MagicMock(CUstream=int, from_dlpack=lambda tensor, assumed_align: tensor)  # noqa: ARG005 - its name
 dsl.compile, dsl.make_ptr = lambda kernel, *_: kernel, lambda _dtype, address, *_, **__: address
 for name in ("cuda", "cuda.bindings", "cuda.bindings.driver", "cutlass", "cutlass.cute", "cutlass.cute.runtime"):
@@ -350,9 +350,9 @@ def assert_near(loss, expected, near):
     assert off <= 1.0, f"the loss: {last}; {off:.3g} times what it may be off"
 
 
-def assert_gradients(ranks, right):
-    hiddens = [rank["towards_hidden"] for rank in ranks]
-    weight = torch.cat([rank["towards_weight"] for rank in ranks])
+def assert_gradients(results, right):
+    hiddens = [result["towards_hidden"] for result in results]
+    weight = torch.cat([result["towards_weight"] for result in results])
     if hiddens[0].shape != right.towards_hidden.shape:  # sequence parallel: each rank has its part
         hiddens = [torch.cat(hiddens)]
     rest = slice(COLUMNS, None)
@@ -382,17 +382,17 @@ DEFECT, CONTROL = pytest.mark.defect, pytest.mark.control
 def test_losses_and_gradients_are_those_of_cross_entropy(world, case, infinite, output, request):
     name = request.node.callspec.id
     # Of the last group of ranks, whose numbers in the world are not those in the group.
-    ranks = world.run(on_rank, case)[-case.ranks :] if case.ranks > 1 or case.group else [on_rank(None, case)]
-    if name in DEFECTS and not all(rank["loss"].isfinite().all() for rank in ranks):
+    results = world.run(on_rank, case)[-case.ranks :] if case.ranks > 1 or case.group else [on_rank(None, case)]
+    if name in DEFECTS and not all(result["loss"].isfinite().all() for result in results):
         infinite.add(name)
-    for number, rank in enumerate(ranks) if name in EXACT else ():
-        for key, tensor in rank.items():
+    for number, result in enumerate(results) if name in EXACT else ():
+        for key, tensor in result.items():
             output(f"{name}.{key}.{number}", tensor)
     right, near = reference(case)
-    for rank in ranks:
-        assert_near(rank["loss"], right.loss, near)
+    for result in results:
+        assert_near(result["loss"], right.loss, near)
     if case.gradients:
-        assert_gradients(ranks, right)
+        assert_gradients(results, right)
 
 
 @contextlib.contextmanager
@@ -402,9 +402,7 @@ def watch():
     Such an access is prevented: what is written elsewhere would end this process, and only later. What a mask leaves
     out, and no other value is given for, is undefined: here it is nan, or the largest.
     """
-    raw, convert, numpy_type = (
-        getattr(interpreter, name) for name in ("_interpreter", "_implicit_cvt", "_get_np_dtype")
-    )
+    raw, convert, numpy_type = interpreter._interpreter, interpreter._implicit_cvt, interpreter._get_np_dtype
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     launch, masked_load = executor.__call__, builder.create_masked_load
     places, outside = [], []  # the first and last element of each tensor; how many lie elsewhere, of each access
