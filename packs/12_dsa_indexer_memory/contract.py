@@ -7,8 +7,7 @@ Memory is judged by how the peak of live bytes grows with each head of the index
 head's fp32 scores, 4 * batch * queries * keys bytes. A tensor with one byte or more for each query, head and key adds
 0.25. All else that grows with heads is linear in the length and adds some hundredths. The limit is 0.25, however a fix
 streams. A part of the peak that does not grow with heads is no defect. Tensors on device "meta" have sizes and no
-numbers; their bytes are added up operator by operator. On a GPU the allocator counts the bytes of realistic steps: 32
-indexer heads of 128, 16 attention heads of 192, batch 2 at 4096 tokens and batch 1 at 16384.
+numbers; their bytes are added up operator by operator. On a GPU the allocator counts the bytes of realistic steps.
 
 Values are controls: what is right in the release stays right. The reference is float64, differentiated by autograd.
 Top-k are compared by their scores. The reference of the sparse loss takes the keys that upstream took. Two ranks are
@@ -22,7 +21,6 @@ Not judged: the fused kernels; a training run; several GPUs; the loss under fini
 adds twice to the indexer's scores (its gradients are judged). Times are figures.
 """
 
-import contextlib
 import functools
 import gc
 import inspect
@@ -35,13 +33,12 @@ from unittest import mock
 import pytest
 import torch
 from megatron.core.transformer.experimental_attention_variant import dsa
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from kit import current_target, pairwise
-from kit.autograd import offloaded, unless_refused
-from kit.capture import peak_memory
+from kit.autograd import unless_refused
+from kit.capture import Watch, peak_memory, watching
 from kit.errors import relative_error
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
@@ -71,12 +68,9 @@ FACTORS = {
     "coefficient": [1.0, 0.3],
     "numbers": ["any", "whole"],  # whole: equal scores, and scores of 0, where relu's derivative is 0
 }
-USUAL = {
-    "size": (587, 89), "batch": 1, "heads": 1, "attention": 1, "floats": "bfloat16", "weights_floats": None,
-    "bounds": "ends", "rows": "any", "topk": 50, "relu": True, "sparse": False, "per_token": False, "frozen": None,
-    "shared_key": False, "strided": False, "ranks": 1, "above": 1.0, "coefficient": 0.7, "numbers": "any",
-    "widths": (20, 12),  # of the indexer's heads and the attention's
-}  # fmt: skip
+USUAL = {name: values[0] for name, values in FACTORS.items()}
+USUAL |= {"size": (587, 89), "bounds": "ends", "topk": 50, "coefficient": 0.7, "weights_floats": None}
+USUAL |= {"widths": (20, 12)}  # of the indexer's heads and the attention's
 FEW = {"size": (33, 29), "batch": 2, "heads": 5, "attention": 3, "topk": 9}
 USUAL_CASES = [{**FEW, "bounds": "masks"}, {**FEW, "rows": "each", "sparse": True}]  # in the first a row sees no key
 # What is judged besides, and by which of the assertions below. Many rows, keys or heads: a fix that takes 2048 rows or
@@ -100,9 +94,9 @@ SPECIAL = {
     **{f"{floats}-and-{weights}-weights": ("scores loss", {**FEW, "size": (530, 29), "bounds": "masks",
                                                            "floats": floats, "weights_floats": weights})
        for floats, weights in (("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"))},
+    "no-keys": ("scores", {"size": (7, 0), "batch": 2, "heads": 3, "bounds": "default"}),
 }  # fmt: skip
 ROUNDINGS = 2.0**-15
-AUTOCAST = 2.0**-6  # both factors and each product are rounded by 2^-9
 SCALE = {"any": 0.3, "whole": 0.25}  # of the softmax, and not 12 ** -0.5; sums of whole numbers are exact
 # What a finite bias adds to all keys of a row, or takes off: no softmax sees it. A half rounds the bias beside it to
 # 1/4 or 1/32; 1e5 is infinite in fp16, and float32 holds the whole numbers and quarters beside it.
@@ -167,13 +161,10 @@ class Case:
         if self.bounds == "default":
             self.seen = (keys <= rows).expand(b, sq, sk)
             return {}
-        if self.bounds in ("padding", "paddings"):  # one row of keys for all query rows
-            seen = torch.rand((1, sk) if self.bounds == "padding" else (b, 1, sk), **self.made) < 0.7
-            self.seen = seen.expand(b, sq, sk)
-            return {"mask": torch.zeros(seen.shape, device=device).masked_fill(~seen, DROP)}
-        if self.bounds in ("mask", "masks", "bias", "biases"):
-            shape = (sq, sk) if self.bounds in ("mask", "bias") else (b, sq, sk)
-            seen = (torch.rand(shape, **self.made) < 0.7) & (rows != 3)  # the third row sees no key
+        shapes = {"mask": (sq, sk), "bias": (sq, sk), "masks": (b, sq, sk), "biases": (b, sq, sk)}
+        shapes |= {"padding": (1, sk), "paddings": (b, 1, sk)}  # one row of keys for all query rows
+        if shape := shapes.get(self.bounds):
+            seen = (torch.rand(shape, **self.made) < 0.7) & (rows[: shape[-2]] != 3)  # the third row sees no key
             bias = torch.zeros(shape, device=device)
             if self.bounds in ("bias", "biases"):  # fp32 numbers that no half holds, or halves, and an offset a row
                 bias = torch.randn(shape, **self.made)
@@ -419,18 +410,24 @@ def live_bytes():
     return sum({x._cdata: x.nbytes() for x in storages}.values())  # noqa: SLF001 - their identity
 
 
-def test_training_after_inference_is_right_and_no_call_leaves_tensors():  # the first: nothing has been left before it
-    cases = [Case(6, **factors) for factors in USUAL_CASES]
+# The first: nothing has been left before it.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=["f32", "bf16", "f64"])
+def test_training_after_inference_is_right_by_any_default_dtype_and_no_call_leaves_tensors(dtype):
+    cases, usual = [Case(6, **factors) for factors in USUAL_CASES], torch.get_default_dtype()
     calls = [(case, *case.on_device()[:2]) for case in cases]
     before = live_bytes()
-    with torch.inference_mode():
-        for arguments in calls:
-            topk_of(*arguments)
-            loss_of(*arguments)
-    kept = live_bytes() - before
-    assert kept == 0, f"inference left {kept} bytes"
-    for case, check in itertools.product(cases, ASSERTIONS.values()):
-        check(case)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.inference_mode():
+            for arguments in calls:
+                topk_of(*arguments)
+                loss_of(*arguments)
+        kept = live_bytes() - before
+        assert kept == 0, f"inference left {kept} bytes"
+        for case, check in itertools.product(cases, ASSERTIONS.values()):
+            check(case)
+    finally:
+        torch.set_default_dtype(usual)
     kept = live_bytes() - before
     assert kept == 0, f"training left {kept} bytes"
 
@@ -450,46 +447,22 @@ def test_values_of_special_cases_are_right(name):
         ASSERTIONS[result](Case(1000 + [*SPECIAL].index(name), **factors))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bf16", "f64"])
-def test_values_do_not_depend_on_the_default_dtype(dtype):
-    cases, before = [Case(6, **factors) for factors in USUAL_CASES], torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        for case, check in itertools.product(cases, ASSERTIONS.values()):
-            check(case)
-    finally:
-        torch.set_default_dtype(before)
-
-
-def test_topk_of_no_keys_is_empty():
-    case = Case(3, size=(7, 0), batch=2, bounds="default", heads=3)
-    results = [(x.dtype, [*x.shape]) for x in topk_of(case, *case.on_device()[:2])]
-    assert results == [(torch.float32, [2, 7, 0]), (torch.int64, [2, 7, 0])]
-
-
-def test_scores_under_autocast_are_float32():
-    case = Case(4, **FEW | {"attention": 1, "bounds": "mask", "floats": "float32"})
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        scores, _ = topk_of(case, *case.on_device()[:2])
-    assert scores.dtype == torch.float32
-    exact = exact_scores(case, *exact_inputs(case)).where(case.seen, 0.0)
-    assert_near("scores", scores.cpu().where(case.seen, 0.0), exact, AUTOCAST)
-
-
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_loss_under_autocast_has_a_softmax_in_float32(kind):
+def test_scores_and_softmax_under_autocast_are_float32(kind):
     """Products of whole numbers are exact in bf16. The backward is called outside, as PyTorch advises."""
     factors = FEW | {"bounds": "mask", "floats": "float32", "numbers": "whole", "sparse": kind == "sparse"}
     case = Case(5, **factors)
     inputs, options, _ = case.on_device()
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         chosen, loss = loss_of(case, inputs, options)
-        scores = topk_of(case, inputs, options)[0].detach()
-        scores = scores.where(scores.isfinite(), 0.0)
-        alone = loss_of(case, inputs, options, index_scores=scores, topk_indices=chosen)
+        scores = topk_of(case, inputs, options)[0].detach().where(case.seen.to(DEVICE), 0.0)
+        alone = loss_of(case, inputs, options, index_scores=scores + 0, topk_indices=chosen)  # it overwrites them
     assert_topk(case, chosen)
     leaves = exact_inputs(case)
-    exact = exact_loss(case, chosen.cpu(), exact_scores(case, *leaves))
+    exact = exact_scores(case, *leaves)
+    assert scores.dtype == torch.float32
+    assert_near("scores", scores, exact.where(case.seen, 0.0))
+    exact = exact_loss(case, chosen.cpu(), exact)
     assert_near("loss", loss, exact)
     assert_near("loss, differentiated by autograd", alone, exact)
     assert_gradients(case, gradients(loss, inputs), torch.autograd.grad(exact, leaves))
@@ -512,9 +485,9 @@ def test_second_derivatives_are_right():
         assert_near(f"gradient of {name}", grads[name], x)
 
 
-@pytest.mark.parametrize("way", ["offloaded", "reentrant", "checkpoint"])
-def test_loss_is_the_same_where_saved_tensors_are_offloaded_or_made_again(way):
-    """Each is asked for once a backward: the newer kind of checkpoint refuses to give it twice."""
+@pytest.mark.parametrize("kind", ["reentrant", "checkpoint"])
+def test_loss_is_the_same_where_saved_tensors_are_made_again(kind):
+    """The newer kind of checkpoint gives each of them once a backward."""
     case = Case(6, **USUAL_CASES[1])
 
     def results(run):
@@ -525,52 +498,40 @@ def test_loss_is_the_same_where_saved_tensors_are_offloaded_or_made_again(way):
         return [loss, *(x.grad for x in leaves)]
 
     plain = results(lambda call, *leaves: call(*leaves))
-    with offloaded() if way == "offloaded" else contextlib.nullcontext([1]) as asked:
-        again = functools.partial(checkpoint, use_reentrant=way == "reentrant")
-        remade = results((lambda call, *leaves: call(*leaves)) if way == "offloaded" else again)
-    assert max(asked) == 1, f"saved tensors are asked for {max(asked)} times"
+    remade = results(functools.partial(checkpoint, use_reentrant=kind == "reentrant"))
     for name, x, y in zip(("loss", *LEAVES), remade, plain, strict=True):
         assert_near(name, x, y.cpu())
 
 
-class Products(TorchDispatchMode):
-    """Notes the precision that PyTorch is told at each product; it raises where its two ways to set it were mixed."""
-
-    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
-        if any(name in str(function) for name in ("mm", "matmul", "einsum")):
-            self.seen = {*getattr(self, "seen", ()), torch.get_float32_matmul_precision()}
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("precision", ["medium", "high", "highest"])
 def test_precision_of_the_process_holds_within_a_call_and_after_it(precision):
-    case, before = Case(6, **USUAL_CASES[0]), torch.get_float32_matmul_precision()
+    case, before, seen = Case(6, **USUAL_CASES[0]), torch.get_float32_matmul_precision(), set()
+    inputs, options, _ = case.on_device()
+
+    def note(operator, *_):  # PyTorch raises where its two ways to set the precision were mixed
+        if any(name in str(operator) for name in ("mm", "matmul", "einsum")):
+            seen.add(torch.get_float32_matmul_precision())
+
     try:
         torch.set_float32_matmul_precision(precision)
-        inputs, options, _ = case.on_device()
-        with Products() as products:
+        with watching(note):
             for _ in range(2):  # what a call leaves is seen by the next one
                 topk_of(case, inputs, options)
                 gradients(loss_of(case, inputs, options)[1], inputs)
     finally:
         unless_refused(lambda: torch.set_float32_matmul_precision(before), "")
-    assert products.seen == {precision}, f"products were computed in {products.seen}"
+    assert seen == {precision}, f"products were computed in {seen}"
 
 
 # Memory.
 
 
-class Meter(TorchDispatchMode):
+class Meter(Watch):
     """Adds up the live bytes of tensors on device "meta"; a storage counts from its birth to its death."""
 
     def __init__(self):
-        super().__init__()
-        self.live, self.now, self.peak, self.largest = set(), 0, 0, 0
-
-    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.count(*tree_leaves((args, kwargs, result)))
-        return result
+        super().__init__(lambda *call: self.count(*tree_leaves(call)))
+        self.live, self.now, self.peak = set(), 0, 0
 
     def count(self, *values):
         for storage in (x.untyped_storage() for x in values if isinstance(x, torch.Tensor) and x.is_meta):
@@ -579,7 +540,7 @@ class Meter(TorchDispatchMode):
                 self.live.add(key)
                 weakref.finalize(storage, self.dies, key, size)
                 self.now += size
-                self.peak, self.largest = max(self.peak, self.now), max(self.largest, size)
+                self.peak = max(self.peak, self.now)
 
     def dies(self, key, size):
         self.live.remove(key)
@@ -587,14 +548,13 @@ class Meter(TorchDispatchMode):
 
 
 def memory_of(case):
-    """Return peak and largest tensor of the top-k, the loss and its backward, and what each of them keeps."""
+    """Return the peak of the top-k, the loss and its backward, and what each of them keeps."""
     memory, inputs = {}, {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
 
     def measured(part, run):
         before = meter.peak = meter.now
-        meter.largest = 0
         result = run()
-        memory.update({part: meter.peak - before, f"{part}.largest": meter.largest, f"{part}.kept": meter.now - before})
+        memory.update({part: meter.peak - before, f"{part}.kept": meter.now - before})
         return result
 
     with Meter() as meter:
@@ -613,11 +573,11 @@ def long_case(how, device="meta", **factors):
     return Case(0, device, **usual | MEMORY[how] | factors)
 
 
-def realistic_case(name, how, device, topk):
+def realistic_case(name, device, topk):
     """Return a case of a training step, by its number of tokens."""
     batch, tokens = STEPS[name]
     factors = {"size": (tokens, tokens), "batch": batch, "heads": 32, "attention": 16, "topk": topk}
-    return long_case(how, device, widths=(128, 192), **factors)
+    return long_case("ends", device, widths=(128, 192), **factors)
 
 
 @functools.cache
@@ -643,11 +603,10 @@ def test_peak_memory_does_not_grow_with_heads(part, figure):
 
 def test_a_step_asks_for_no_value_of_a_tensor(figure):
     """On device "meta" there is none to ask for; on a GPU the host would wait for it."""
-    case = realistic_case("4096", "ends", "meta", 256)
+    case = realistic_case("4096", "meta", 256)
     needed, unit = memory_of(case), 4 * case.batch * case.size[0] * case.size[1] * case.heads
     for part in ("topk", "forward", "backward"):
         figure(f"{part}.peak", needed[part] / unit, "units")
-        figure(f"{part}.largest", needed[f"{part}.largest"] / unit, "units")
 
 
 def test_few_rows_need_what_these_rows_need():
@@ -673,7 +632,7 @@ def test_a_realistic_step_needs_less_than_the_scores_of_all_heads(step, figure, 
     if torch.cuda.get_device_properties(0).total_memory < NEEDS[step] * 2**30:
         pytest.skip(f"needs {NEEDS[step]} GiB of GPU memory")
     part, tokens = step.split("-")
-    case = realistic_case(tokens, "ends", DEVICE, 2048)
+    case = realistic_case(tokens, DEVICE, 2048)
     inputs = {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
 
     def run():

@@ -19,7 +19,7 @@ postprocess kernels are lowered for the target, and g++ compiles their CUDA sour
 threads, shared memory and the warp instructions that it uses. Of these, mma_sync is a model (exact products, summed in
 float64, rounded to float32 after every instruction). Every dtype and every rounding between is the kernel's. It gets
 the float64 lse, and the delta of the float64 output rounded to bf16. Builders that build nothing stand in where kernels
-are counted and where a ValueError is promised.
+are counted.
 
 Not judged: a training run; time; the default scale; MCORE_DSA_TILELANG_BWD_MAX_BLOCK_H; a bucket that is no multiple of
 32 where a batch of one has an output and no delta. MCORE_DSA_TILELANG_BWD_SPLIT_P=1 is set for ask.patch, whose option
@@ -48,7 +48,7 @@ from kit import current_target
 from kit.capture import host_waits
 from kit.cuda_source import in_processes, index_value, lower, options_of, remembered_file
 from kit.errors import relative_error
-from kit.sparse_attention import bare_megatron, share_compiled_kernels
+from kit.sparse_attention import attend, bare_megatron, counted, share_compiled_kernels
 
 CACHE, KERNELS = "MCORE_DSA_TILELANG_KERNEL_CACHE_MAX", 32  # kernels kept; more than the cases have
 os.environ[CACHE] = str(KERNELS)  # read at import
@@ -241,21 +241,17 @@ def reference(given, scale, delta=None):
     made = types.SimpleNamespace(**{name: torch.zeros_like(x, dtype=torch.float64) for name, x in shapes.items()})
     for b, g, start in itertools.product(range(batch), range(groups), range(0, queries, 16)):
         part = b, slice(start, start + 16), slice(g * heads // groups, (g + 1) * heads // groups)
-        index = given.index[b, part[1], g].long()
-        chosen, key = index >= 0, given.kv[b, :, g].double()[index.clamp_min(0)]
-        query, up = given.q[part].double(), given.grad[part].double()
-        scores = (query @ key.mT * (scale * LOG2E)).masked_fill(~chosen[:, None], -math.inf)
-        inner, some = up @ key[..., :VALUES].mT, chosen.any(-1)[:, None]
-        lse = torch.where(some, torch.logsumexp(scores / LOG2E, -1) * LOG2E, 0)
-        p = torch.exp2(scores - lse[..., None])
-        made.lse[part], made.delta[part] = lse, (p * inner).sum(-1) if delta is None else delta[part]
+        query, key, up = given.q[part].double(), given.kv[b, :, g].double(), given.grad[part].double()
+        counts = counted(given.index[b : b + 1, part[1], g], len(key))
+        out, lse = attend(query[None], key[None], counts, scale, VALUES)
+        made.out[part], made.lse[part] = out[0], lse[0]
+        p = torch.exp2(query @ key.T * (scale * LOG2E) - made.lse[part][..., None]) * counts[0, :, None]
+        inner = up @ key[:, :VALUES].T
+        made.delta[part] = (p * inner).sum(-1) if delta is None else delta[part]
         dp = p * (inner - made.delta[part][..., None]) * scale
-        made.out[part], made.dq[part] = p @ key[..., :VALUES], dp @ key
-        made.dq_of_rounded[part] = dp.bfloat16().double() @ key
-        products = dp.mT @ query
-        products[..., :VALUES] += p.mT @ up
-        products *= chosen[..., None]
-        made.dkv[b, :, g].index_add_(0, index.clamp_min(0).flatten(), products.flatten(0, 1))
+        made.dq[part], made.dq_of_rounded[part] = dp @ key, dp.bfloat16().double() @ key
+        made.dkv[b, :, g] += torch.einsum("sht,shd->td", dp, query)
+        made.dkv[b, :, g, :VALUES] += torch.einsum("sht,shd->td", p, up)
     return made
 
 
@@ -398,7 +394,7 @@ def run_ahead(name):
         result(CASES[name])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def kernels():
     """Compile the kernels of the other cases at once; the script has compiled those of the reported case."""
     if TARGET.executed:
@@ -421,7 +417,6 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 @pytest.mark.defect
 @every_case
-@pytest.mark.usefixtures("kernels")
 def test_dkv_is_the_exact_gradient_rounded_once(name):
     found, exact, given_delta = result(CASES[name])
     assert_promised(found.dkv, exact.dkv, CASES[name])
@@ -434,7 +429,6 @@ def test_dkv_is_the_exact_gradient_rounded_once(name):
 
 @pytest.mark.control
 @every_case
-@pytest.mark.usefixtures("kernels")
 def test_out_lse_and_dq_are_right_and_arguments_stay(name):
     found, exact, given_delta = result(CASES[name])
     for what, x, right in (("out", found.out, exact.out), ("dq", found.dq, given_delta.dq)):
@@ -501,6 +495,14 @@ def test_what_is_not_finite_reaches_both_gradients_and_nothing_else():
     assert wrong == [0, 0], f"elements of dq and dKV that should be finite or are not: {wrong}"
 
 
+@pytest.mark.control
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+def test_a_call_without_output_and_delta_is_refused(batched):
+    q, kv, grad, *others = [x if batched else x[0] for x in inputs(PADDED)[:5]]
+    with environment(PADDED), pytest.raises(ValueError, match="delta"):
+        under_test.sparse_mla_bwd(q, kv, None, grad, *others)
+
+
 @pytest.fixture
 def built():
     """Replace the builders of kernels by ones that build nothing; give by name what they made, weakly."""
@@ -522,23 +524,11 @@ def built():
         yield made
 
 
-def backward_of_zeros(heads, scale, tail=64, *, output=True, batched=True):
-    """Call sparse_mla_bwd with one query and one key, with an output or without."""
-    of = {"device": TARGET.device, "dtype": torch.bfloat16}
-    q, kv = torch.zeros(1, 1, heads, VALUES + tail, **of), torch.zeros(1, 1, 1, VALUES + tail, **of)
-    given = {"q": q, "kv": kv, "do": q[..., :VALUES].contiguous(), "lse": q[..., 0].float()}
-    given |= {"indices": torch.zeros(1, 1, 1, 32, device=TARGET.device, dtype=torch.int32)}
-    given |= {"o": given["do"].clone()} if output else {}
-    given = {"o": None} | {name: x if batched else x[0] for name, x in given.items()}
-    return under_test.sparse_mla_bwd(**given, sm_scale=scale)
-
-
-@pytest.mark.control
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
-def test_a_call_without_output_and_delta_is_refused(batched):
-    with pytest.raises(ValueError, match="delta"):
-        backward_of_zeros(16, 0.1, output=False, batched=batched)
+def backward_of_zeros(heads, scale, tail=64):
+    """Call sparse_mla_bwd with one query and one key."""
+    zeros = functools.partial(torch.zeros, 1, 1, device=TARGET.device, dtype=torch.bfloat16)
+    q, kv, grad, row = zeros(heads, VALUES + tail), zeros(1, VALUES + tail), zeros(heads, VALUES), zeros(heads).float()
+    under_test.sparse_mla_bwd(q, kv, grad.clone(), grad, zeros(1, 32).int(), row, sm_scale=scale)
 
 
 @pytest.mark.control  # the last: others lose their kernels by it
