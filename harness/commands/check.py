@@ -53,6 +53,14 @@ def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
     return [Finding(f"{plan.path.name}: {plan.why}. Next: runner.py check --write") for plan in plans]
 
 
+def _print(found: dict[str, list[Finding]]) -> set[str]:
+    """Print a line for each finding; return the names with a finding that is no warning."""
+    for name, findings in found.items():
+        for finding in findings:
+            terminal.echo(f"{'warning' if finding.is_warning else 'unsound'}: {name}: {finding.text}")
+    return {name for name, findings in found.items() if not all(finding.is_warning for finding in findings)}
+
+
 @click.command("check")
 @options.packs_argument
 @options.takes(*options.PLACES)
@@ -96,10 +104,7 @@ def command(shared: Shared, names: tuple[str, ...], sent: Path | None, write: bo
             terminal.echo(f"{pack.name}: {step}")
         if missing.is_new(pack):
             found[pack.name] = [finding for finding in found[pack.name] if not missing.TOLD.match(finding.text)]
-    for name, finding in ((name, finding) for name, findings in found.items() for finding in findings):
-        terminal.echo(f"{'warning' if finding.is_warning else 'unsound'}: {name}: {finding.text}")
-    unsound = {name for name, findings in found.items() if not all(finding.is_warning for finding in findings)}
-    unsound |= {pack.name for pack in half_written}
+    unsound = _print(found) | {pack.name for pack in half_written}
     terminal.echo(f"{len(packs)} pack(s) read, {len(packs) - len(unsound - {records.name})} sound")
     if errors:
         return Exit.WRONG_CALL

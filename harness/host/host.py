@@ -68,10 +68,16 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def torch_folder() -> Path | None:
+    """Return the folder of the installed torch, found without importing it; None if there is none."""
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
 def _torch_cuda() -> str:
     """Return the CUDA version that the installed torch was built for, read without importing it."""
-    spec = importlib.util.find_spec("torch")
-    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    folder = torch_folder()
+    file = folder / "version.py" if folder else None
     text = file.read_text(encoding="utf-8") if file and file.exists() else ""
     match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return match[1] if match else ""

@@ -6,12 +6,13 @@ many images do not. Each process of a lane would then compile 2,300 files: 11 se
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from harness.host import host
 
 #: A module that imports nearly all of torch before its own bytecode would be missed.
 LATE = Path("_inductor/compile_fx.py")
@@ -22,10 +23,10 @@ REDIRECTING = {"PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
 
 def store(tell: Callable[[str], None]) -> None:
     """Store the bytecode of the runner's torch beside its source, unless it is there, or its folder is read-only."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
+    folder = host.torch_folder()
+    if folder is None:
         return
-    source = Path(spec.origin).parent / LATE
+    source = folder / LATE
     bytecode = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
     if bytecode.exists() or not os.access(source.parent, os.W_OK):
         return

@@ -15,6 +15,9 @@ from harness.lane.record import LONGEST_NAME, CheckLine, FigureLine, OutputLine,
 Line = TypeVar("Line")
 #: Exit statuses of a pytest that ended by itself: all passed, some failed, no test collected.
 PASSED, FAILED, NOTHING = STATUSES = 0, 1, 5
+#: How a problem that the contract states begins, and one that it had before its first test (kit/plugin.py).
+OF_CONTRACT = "contract: "
+NOT_COLLECTED = f"{OF_CONTRACT}collection: "
 #: Bytes of a file of results.
 MOST_BYTES = 1 << 25
 #: Files that the witness of a lane may note.
@@ -109,7 +112,7 @@ def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
     checks, begun_tests = _select(events, CheckLine), [event.name for event in _select(events, _Begin)]
     judged = {check.name for check in checks}
     running = next((name for name in begun_tests if name not in judged), "")
-    problems = [f"contract: {event.reason}" for event in _select(events, _Problem)] + problems
+    problems = [f"{OF_CONTRACT}{event.reason}" for event in _select(events, _Problem)] + problems
     words = [event.word for event in _select(events, _Claim)]
     problems += [f"the contract claims {word}, which pack.toml does not list" for word in words if word not in claims]
     own_words = [word for word in words if word == BITWISE_IDENTICAL]

@@ -11,6 +11,7 @@ from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
+from harness.lane import results
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd, LaneRecord, check_names
 from harness.lane.script import NO_SENTINEL, last_exception
@@ -29,8 +30,6 @@ from harness.versions.timeline import RIGHT, WRONG, Entry
 
 #: The verdicts of a lane that ran all of its checks.
 WHOLE = (WRONG, RIGHT, LaneVerdict.CONTROL_FAILED)
-#: The reason of a lane whose contract raised before its first test begins so.
-NOT_COLLECTED = "contract: collection:"
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def _side(session: Session, end: LaneEnd) -> Side:
     record = end.record
     if record is None:
         return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
-    if record.verdict == LaneVerdict.ERROR and record.reason.startswith(NOT_COLLECTED):
+    if record.verdict == LaneVerdict.ERROR and record.reason.startswith(results.NOT_COLLECTED):
         return Side(LaneVerdict.UNSUPPORTED, record.reason, end.version, record)
     has_raised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
     if end.log is None or not has_raised or record.exit_status not in FAILED:

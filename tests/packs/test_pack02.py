@@ -49,7 +49,7 @@ def test_contract_judges_nothing_with_a_tilelang_that_does_not_work(
     arguments += [
         "--import-mode=importlib",
         "-k",
-        "hands_its_dimensions or DECLINED or apply_alone",
+        "hands_its_dimensions or asked_for or apply_alone",
         str(PACK / "contract.py"),
     ]
     told = {"REPRODUCER_RESULTS": str(results), "REPRODUCER_TARGET": "cpu", "REPRODUCER_MODULES": "megatron"}
