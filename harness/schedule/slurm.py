@@ -19,7 +19,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from harness.core import files
 from harness.core.errors import HarnessError
-from harness.core.words import is_target
+from harness.core.words import TARGET_PATTERN
 from harness.host.gpus import Gpu
 from harness.schedule import slurm_node
 from harness.schedule.slurm_node import Work
@@ -80,9 +80,7 @@ def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
 
     HarnessError is raised if a text has another form, or a name occurs twice.
     """
-    types = _pairs("--gpu-type", gpu_types, r"(sm_\d+a?)(?:=([\w.-]+))?", "sm_90a=h200")
-    if invalid := next((target for target in types if not is_target(target)), None):
-        raise HarnessError(f"--gpu-type {invalid}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
+    types = _pairs("--gpu-type", gpu_types, rf"(?!cpu)({TARGET_PATTERN.pattern})(?:=([\w.-]+))?", "sm_90a=h200")
     return Settings(types, _pairs("--slurm-option", options, OPTION, "partition=gpu"))
 
 

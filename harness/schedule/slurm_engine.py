@@ -1,9 +1,7 @@
 """The engine of a sweep on a cluster: lays out cells, submits arrays, collects results, and resumes after a kill.
 
-Its state is in a folder beside the run folder, with the suffix ``.slurm``:
-
-- ``jobs/``: submitit's files: the work, the result and the output of each task, by Slurm's name of the task;
-- ``packs/``: copies of the scripts, contracts and patches.
+Its state is in a folder beside the run folder, with the suffix ``.slurm``. submitit's files in ``jobs/`` are the work,
+the result and the output of each task, by Slurm's name of the task.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from submitit import SlurmJob
@@ -29,12 +27,8 @@ from harness.schedule.slurm_node import TaskResult, Work
 from harness.schedule.task import expected_seconds
 from harness.verdict.outcome import Outcome, outcome_of_error
 
-#: The most tasks of an array: Slurm's default limit (MaxArraySize) is 1001.
-MOST_TASKS = 1000
 #: Seconds that a task needs besides its lanes: Python starts on a cold file system, and trees are checked.
 OVERHEAD = 300.0
-#: The shortest time limit, in minutes: clusters start shorter jobs no sooner.
-SHORTEST = 10
 #: The shortest and the longest time between two calls of squeue, in seconds.
 SHORTEST_WAIT, LONGEST_WAIT = 0.3, 5.0
 #: How many seconds after its end a task may still publish its result: NFS shows a new folder up to a minute late.
@@ -43,8 +37,8 @@ LAG = 60.0
 REQUEUE_TIME = 2.0
 
 
-def group_into_arrays(works: Iterable[Work]) -> Iterator[list[Work]]:
-    """Yield the work of each array: all of one place and as many jobs, urgent work first, then the longest."""
+def group_into_arrays(works: Iterable[Work]) -> list[list[Work]]:
+    """Return the work of each array: all of one place and as many jobs, urgent work first, then the longest."""
 
     def order(work: Work) -> tuple[bool, float]:
         return not any(lane.urgent for lane in work.lanes), -sum(map(expected_seconds, work.lanes))
@@ -52,13 +46,12 @@ def group_into_arrays(works: Iterable[Work]) -> Iterator[list[Work]]:
     arrays: dict[tuple[str, int], list[Work]] = {}
     for work in sorted(works, key=order):
         arrays.setdefault((work.place, work.jobs), []).append(work)
-    for array in arrays.values():
-        yield from (array[start : start + MOST_TASKS] for start in range(0, len(array), MOST_TASKS))
+    return list(arrays.values())
 
 
 def time_limit_minutes(array: Iterable[Work]) -> int:
     """Return the time limit of an array's tasks, in minutes: enough for the longest."""
-    return max(SHORTEST, math.ceil((OVERHEAD + max(work.longest for work in array)) / 60))
+    return math.ceil((OVERHEAD + max(work.longest for work in array)) / 60)
 
 
 def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
@@ -125,7 +118,8 @@ class Collection:
         for cell in cells:
             if lanes := tuple(self.account.planned[cell.name]):
                 kind, jobs = self.settings.gpu_types.get(cell.gpu) or "", self._session.most_jobs * cell.stated.ranks
-                work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs)
+                inputs = {path.name: path.read_bytes() for path in cell.pack.script.parent.iterdir() if path.is_file()}
+                work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs, inputs)
                 works.setdefault(work.keys, work)
         return works
 
@@ -146,9 +140,8 @@ class Collection:
 
     def _submit(self, array: list[Work]) -> None:
         """Submit an array. If Slurm does not accept it, its cells are not run."""
-        copies = [self._with_copies(work) for work in array]
         try:
-            tasks = slurm.submit(self.folder / "jobs", self._job_name, copies, time_limit_minutes(array), self.settings)
+            tasks = slurm.submit(self.folder / "jobs", self._job_name, array, time_limit_minutes(array), self.settings)
         except AwayError as error:
             reason = f"Slurm does not take a task on {array[0].place}: {error}"
             self._tell(reason)
@@ -157,14 +150,6 @@ class Collection:
             return
         self._waiting |= dict(zip(tasks, array, strict=True))
         self._tell(f"{array[0].place}: {len(array)} tasks, Slurm's job {tasks[0].partition('_')[0]}")
-
-    def _with_copies(self, work: Work) -> Work:
-        """Return work that reads copies of its pack's files, in case somebody edits them meanwhile."""
-        pack = work.cell.pack
-        copy = self.folder / "packs" / files.key_of(*work.keys) / pack.name
-        if not copy.exists():
-            shutil.copytree(pack.inputs or pack.folder, copy)
-        return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=copy)))
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:

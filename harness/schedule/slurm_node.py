@@ -24,20 +24,18 @@ from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task
 from harness.verdict.pack_verdict import Judgement
 
-#: A lane may take so many times as long as before: on another node, with nothing compiled in the cache.
-MARGIN = 4.0
-
 
 @dataclass(frozen=True)
 class Work:
     """The work of a task."""
 
     cell: Cell
-    lanes: tuple[Task, ...]  # of the cell, with their known durations
+    lanes: tuple[Task, ...]  # of the cell
     kind: str  # the cluster's name of the GPU; empty without a name
     cache: Path  # the folder of the cache
     mirrors: Path | None  # the folder of the mirrors
     jobs: int  # how many lanes run at once; a lane of several ranks counts once for each
+    inputs: dict[str, bytes]  # script, contract and patches, by file name: somebody may edit the pack meanwhile
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -56,9 +54,8 @@ class Work:
 
     @property
     def longest(self) -> float:
-        """How many seconds the lanes may take together. No lane takes longer than its time-out."""
-        bound = self.cell.timeout or self.cell.stated.timeout_s
-        return sum(bound if lane.seconds is None else min(bound, MARGIN * lane.seconds) for lane in self.lanes)
+        """How many seconds the lanes may take together."""
+        return len(self.lanes) * (self.cell.timeout or self.cell.stated.timeout_s)
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,14 @@ def _judge(work: Work, pool: GpuPool) -> TaskResult:
         reason = f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}"
         return TaskResult(not_run=dict.fromkeys(work.keys, reason))
     cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
-    cell = replace(cell, environment=built_environment.find_environment(cache, host, cell.stated.environment))
     with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
         folder, faults = Path(text), list[GpuFault]()
+        inputs = folder / cell.pack.name
+        inputs.mkdir()
+        for name, data in work.inputs.items():
+            (inputs / name).write_bytes(data)
+        environment = built_environment.find_environment(cache, host, cell.stated.environment)
+        cell = replace(cell, pack=replace(cell.pack, inputs=inputs), environment=environment)
         session = Session(
             cache=cache,
             host=host,

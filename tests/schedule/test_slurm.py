@@ -27,7 +27,7 @@ def test_a_gpu_that_is_promised_is_of_its_architecture() -> None:
     promised = slurm.settings([f"{target}=x" for target in targets], []).gpus
     assert tuple(gpu.target for gpu in promised[: len(targets)]) == targets
     for wrong in ("sm_90", "cpu", "sm_", "sm_80a"):
-        with pytest.raises(HarnessError, match=r"no architecture|no such value"):
+        with pytest.raises(HarnessError, match="no such value"):
             slurm.settings([wrong], [])
 
 
@@ -154,7 +154,7 @@ def test_an_array_whose_command_was_killed_before_it_named_the_work_is_submitted
     ("arguments", "words"),
     [
         ("--slurm-option partition=p", "no cluster was asked for. Next: runner.py sweep --slurm ..."),
-        ("--slurm --gpu-type sm_90=h200", "no architecture such as sm_80"),
+        ("--slurm --gpu-type sm_90=h200", "--gpu-type sm_90=h200: no such value"),
         ("--slurm --gpu-type sm_90a=h200:4", "--gpu-type sm_90a=h200:4: no such value"),
         ("--slurm --gpu-type sm_80=a --gpu-type sm_80=b", "--gpu-type sm_80=b: no such value, or given twice"),
         ("--slurm --slurm-option array=0-3", "array=0-3: no such value"),
