@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,7 @@ from harness.pack import load
 from harness.pack.model import Pack
 from harness.schedule.selection import Request, cell_of
 from harness.upstream import newest
-from harness.upstream.source import Source, SourceKind
 
-#: The fields in which the cell of a moving tree differs from the cell of the pinned release.
-Fields = dict[str, Any]
 #: The columns of cells on upstream's newest release, and on the head of its default branch.
 LATEST, HEAD = "latest", "head"
 
@@ -45,50 +41,35 @@ def select(packs: list[Pack], selectors: tuple[str, ...]) -> list[tuple[Pack, st
 
 
 def cells(pairs: list[tuple[Pack, str]], host: Host, cache: Cache, *columns: str) -> list[Cell]:
-    """Build the cell of each pinned release, followed by its cells in `columns`: LATEST, HEAD, or both.
-
-    The newest release and the head are looked up once for all packs of an upstream. If that fails, their cells are
-    UNAVAILABLE, with the reason.
-    """
-    latest, head = (functools.cache(functools.partial(_look_up, moving, cache)) for moving in (_latest, _head))
+    """Build the cell of each pinned release, followed by its cells in `columns`: LATEST, HEAD, or both."""
+    look_up = functools.cache(functools.partial(_look_up, cache))
     cells: list[Cell] = []
     for pack, target in pairs:
         upstream = pack.definition.upstream
+        subjects = {LATEST: upstream.package, HEAD: upstream.repository}
         for planned in eligibility.plan(pack, target, host):
-            cell = cell_of(pack, planned, Request(), host, cache)
-            cells.append(cell)
-            if cell.evidence is not None and LATEST in columns:
-                fields = latest(upstream.package, upstream.is_wheel)
-                if fields["version"] == cell.version:  # it shares the lanes of the pinned cell
-                    fields = {"seen": fields["seen"]}
-                cells.append(replace(cell, column=LATEST, **fields))
-            if cell.evidence is not None and HEAD in columns and not upstream.is_compiled:  # it would have to be built
-                cells.append(replace(cell, column=HEAD, **head(upstream.repository)))
+            pinned = cell_of(pack, planned, Request(), host, cache)
+            cells.append(pinned)
+            for column in columns if pinned.evidence is not None else ():
+                if column == HEAD and upstream.is_compiled:  # it would have to be built
+                    continue
+                origin, fields = look_up(column, subjects[column], upstream.is_wheel)
+                cell = cell_of(pack, planned, Request(origin), host, cache)
+                cells.append(replace(cell, column=column, **fields))
     return cells
 
 
-def _look_up(moving: Callable[..., Fields], cache: Cache, *subject: object) -> Fields:
-    """Return the fields of a moving tree, or those of a cell that is UNAVAILABLE."""
+def _look_up(cache: Cache, column: str, subject: str, is_wheel: bool) -> tuple[str | None, dict[str, Any]]:  # noqa: FBT001 - a key of the cache
+    """Return the origin of a moving tree, as ``--upstream`` names it, and the fields of its cell.
+
+    If the look-up fails, the cell is UNAVAILABLE, with the reason.
+    """
     try:
-        return moving(cache, *subject)
+        if column == LATEST:
+            release = newest.release(cache, subject, wheels_only=is_wheel)
+            return f"{subject}=={release.file.version}", {"seen": release.seen}
+        head = newest.head(cache, subject)
     except HarnessError as error:
-        gone = {"evidence": None, "reason": str(error), "verdict": Verdict.UNAVAILABLE}
-        return {"source": Source(SourceKind.LATEST), "version": "", **gone}
-
-
-def _latest(cache: Cache, package: str, is_wheel: bool) -> Fields:  # noqa: FBT001 - a key of the cache
-    release = newest.release(cache, package, wheels_only=is_wheel)
-    version = release.file.version
-    source = Source(SourceKind.RELEASE, version)
-    return {"source": source, "version": version, "tree": release.file.sha256, "seen": release.seen}
-
-
-def _head(cache: Cache, repository: str) -> Fields:
-    head = newest.head(cache, repository)
+        return None, {"version": "", "evidence": None, "reason": str(error), "verdict": Verdict.UNAVAILABLE}
     version = f"commit {head.commit[:12]} of {head.date}"
-    return {
-        "source": Source(SourceKind.GIT, head.commit, repository),
-        "version": version,
-        "tree": "",
-        "seen": head.seen,
-    }
+    return f"git+{subject}@{head.commit}", {"version": version, "seen": head.seen}
