@@ -34,7 +34,7 @@ def _page(folder: Path, results: Results, log: str) -> Path:
     for lane in (lane for row in results.cells for lane in row.lanes):
         (folder / lane.log).parent.mkdir(parents=True, exist_ok=True)
         (folder / lane.log).write_text(log)
-    (folder / "index.html").write_text("".join(outputs.page(results, folder)))
+    (folder / "index.html").write_text(outputs.page(results, folder))
     return folder / "index.html"
 
 
@@ -102,11 +102,11 @@ def test_the_matrix_comes_first_and_says_each_verdict(large: Path) -> None:
 def test_a_target_that_this_host_cannot_judge_has_no_column_unless_it_was_lost(tmp_path: Path) -> None:
     away = nights.cell("01_toy", "sm_100a", "NOT_HERE")
     cells = [nights.cell("01_toy"), away, nights.cell("02_away", "sm_100a", "NOT_HERE")]
-    text = "".join(outputs.page(nights.results(0, cells), tmp_path))
+    text = outputs.page(nights.results(0, cells), tmp_path)
     assert "Not judged on this host: 02_away, sm_100a." in text
     assert '<th scope="col">sm_100a' not in text
     lost = replace(away, changes=(ChangeRow("newly unsupported", worse=True, text="no GPU"),))
-    text = "".join(outputs.page(nights.results(0, [cells[0], lost]), tmp_path))
+    text = outputs.page(nights.results(0, [cells[0], lost]), tmp_path)
     assert "Not judged" not in text
     assert '<th scope="col">sm_100a' in text
 
