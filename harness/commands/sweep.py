@@ -20,7 +20,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import place_name
-from harness.lane.cell import Cell
+from harness.lane.cell import BOTH_LANES, Cell
 from harness.receipt import redaction
 from harness.schedule import lanes
 from harness.schedule.account import Account
@@ -34,9 +34,7 @@ from harness.sweep.columns import HEAD, LATEST
 
 #: Runs the lanes of cells, and stores their ends in the journal.
 Engine = Callable[[Session, list[Cell]], Account]
-BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
-#: How many lanes a task on a cluster runs at once without --jobs: a cell has two.
-LANES_OF_A_CELL = 2
+BUDGET = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -45,11 +43,9 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     if value is None:
         return None
     match = BUDGET.fullmatch(value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no duration such as 90s, 30m or 2h")
-    seconds = float(match["number"]) * UNITS[match["unit"]]
+    seconds = float(match[1]) * UNITS[match[2]] if match else 0.0
     if not 0 < seconds <= options.LONGEST:
-        raise click.BadParameter(f"{value[:40]!r}: more than nothing, and at most a month")
+        raise click.BadParameter(f"{value[:40]!r} is no duration such as 90s, 30m or 2h, of at most a month")
     return seconds
 
 
@@ -63,7 +59,7 @@ def _cluster(
         raise HarnessError("--slurm needs submitit. Next: pip install -e '.[slurm]'") from None
     settings = slurm.settings(gpu_types, slurm_options)
     nodes = replace(base.host, gpus=settings.gpus)
-    session = replace(base, host=nodes, devices=[], lost=(), jobs=base.jobs or LANES_OF_A_CELL)
+    session = replace(base, host=nodes, devices=[], lost=(), jobs=base.jobs or len(BOTH_LANES))
     return session, functools.partial(slurm_engine.run, settings), settings.request
 
 
@@ -153,11 +149,11 @@ def command(
                 command=functools.partial(_command, repeat),
                 note=folder.note,
                 repeat=repeat,
-                urgent=run_folder.cells_not_run(runs, folder.name),
+                urgent=run_folder.cells_not_run(runs),
                 stop_at=stop_at,
                 watch=GpuWatch(),
             )
-            reference = baselines.find(baseline, folder.name)
+            reference = baselines.find(baseline)
             session.progress.tell(
                 f"run folder {folder.path}: {len(cells)} cells, {len(journal.ends)} lanes ended before"
             )

@@ -57,7 +57,7 @@ class Collector:
         drivers = sorted({node.driver for node in nodes if node.driver})
         results = Results(
             schema=SCHEMA,
-            run=folder.name,
+            run=folder.path.name,
             started=folder.started.isoformat(timespec="seconds"),
             seconds=round((dt.datetime.now(dt.UTC) - folder.started).total_seconds(), 1),
             finished=not account.interrupted,
