@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from harness.core.errors import HarnessError
@@ -48,6 +49,15 @@ class Account:
                 reason = f"{Path(error.filename).name} cannot be read ({error.strerror})"
                 self.results[cell.name] = Outcome(cell, Judgement(Verdict.ERROR, reason))
 
+    def pending(self) -> list[Task]:
+        """List and count the lanes that have not ended before, each once: two cells may share lanes."""
+        lanes: dict[str, Task] = {}
+        for task in chain.from_iterable(self.planned.values()):
+            lanes.setdefault(task.key, task)
+        pending = [task for key, task in lanes.items() if key not in self.session.journal.ends]
+        self.resumed, self.total = len(lanes) - len(pending), len(pending)
+        return pending
+
     def count(self, end: LaneEnd) -> str:
         """Count a lane that ended, and return a line about it."""
         self.ran += 1
@@ -57,7 +67,7 @@ class Account:
     def reason_not_run(self, cell: Cell) -> str:
         """Return why not every lane of a cell was run."""
         reasons = (self.not_run[task.key] for task in self.planned[cell.name] if task.key in self.not_run)
-        return next(reasons, "interrupted" if self.interrupted else "a lane before it did not end")
+        return next(reasons, "interrupted")
 
     def fail(self, outcome: Outcome) -> None:
         """Take the outcome of a cell that could not be judged, and tell its reason."""

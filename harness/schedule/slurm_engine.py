@@ -61,7 +61,6 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     """
     slurm.prepare(settings)
     folder = session.folder.with_name(f"{session.folder.name}.slurm")
-    (folder / "jobs").mkdir(parents=True, exist_ok=True)
     account = Account(session)
     account.plan(cells)
     collection = Collection(settings, account, folder)
@@ -100,10 +99,7 @@ class Collection:
         If a kill came before that command named the work of its tasks, they find none and end.
         """
         works = self._works(cells)
-        ended = [lane.key in self._session.journal.ends for work in works.values() for lane in work.lanes]
-        self.account.resumed = sum(ended)
-        self.account.total = len(ended) - sum(ended)
-        self._session.progress.begin(self.account.total, None)
+        self._session.progress.begin(len(self.account.pending()), None)
         for job in self._jobs():
             work = works.pop(job.submission().args[0].keys, None)
             if work is not None:
@@ -117,9 +113,10 @@ class Collection:
         cache, works = self._session.cache, dict[tuple[str, ...], Work]()
         for cell in cells:
             if lanes := tuple(self.account.planned[cell.name]):
-                kind, jobs = self.settings.gpu_types.get(cell.gpu) or "", self._session.most_jobs * cell.stated.ranks
+                kind, jobs = self.settings.gpu_types.get(cell.gpu), self._session.most_jobs * cell.stated.ranks
+                place = ":".join(filter(None, ("gpu", kind, str(lanes[0].gpus)))) if cell.gpu else "cpu"
                 inputs = {path.name: path.read_bytes() for path in cell.pack.script.parent.iterdir() if path.is_file()}
-                work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs, inputs)
+                work = Work(cell, lanes, place, cache.root, cache.mirrors, jobs, inputs)
                 works.setdefault(work.keys, work)
         return works
 

@@ -31,7 +31,7 @@ class Work:
 
     cell: Cell
     lanes: tuple[Task, ...]  # of the cell
-    kind: str  # the cluster's name of the GPU; empty without a name
+    place: str  # where the lanes run: the GPUs in sbatch's words, such as ``gpu:h200:2``, or ``cpu``
     cache: Path  # the folder of the cache
     mirrors: Path | None  # the folder of the mirrors
     jobs: int  # how many lanes run at once; a lane of several ranks counts once for each
@@ -46,11 +46,6 @@ class Work:
     def gpus(self) -> int:
         """How many GPUs each lane needs."""
         return self.lanes[0].gpus
-
-    @property
-    def place(self) -> str:
-        """Where the lanes run: the GPUs in sbatch's words, such as ``gpu:h200:2``, or ``cpu``."""
-        return ":".join(part for part in ("gpu", self.kind, str(self.gpus)) if part) if self.gpus else "cpu"
 
     @property
     def longest(self) -> float:
@@ -83,7 +78,7 @@ def _judge(work: Work, pool: GpuPool) -> TaskResult:
     cell, host = work.cell, this_host.detect(pool)
     if host.count(cell.gpu) < work.gpus:
         if pool.lost:
-            fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)
+            fault = GpuFault(work.place, cell.gpu, pool.lost[0], cell.name)
             return TaskResult(faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
         names = ", ".join(sorted({f"{gpu.name} ({gpu.target})" for gpu in host.gpus})) or "no GPU"
         reason = f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}"

@@ -129,10 +129,10 @@ def tasks(cell: Cell, host: Host, repeat: int, *, urgent: bool = False) -> list[
             LaneName.PATCHED: files.key_of(*base, LaneName.PATCHED, patches, cell.source.kind, number),
         }
         for lane in cell.lanes:
-            reproduction = [pristine] if waits and lane == LaneName.PATCHED else []
-            after = (*([previous[lane]] if lane in previous else []), *reproduction)
+            after = [previous[lane]] if previous else []
+            after += [pristine] if waits and lane == LaneName.PATCHED else []
             seconds = durations.get((f"{cell.target}.{cell.evidence}", lane))
-            planned.append(Task(cell, lane, number, keys[lane], pristine, after, seconds, urgent))
+            planned.append(Task(cell, lane, number, keys[lane], pristine, tuple(after), seconds, urgent))
         previous = keys
     return planned
 

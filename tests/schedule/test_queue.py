@@ -219,7 +219,7 @@ def test_a_lane_that_needs_a_gpu_for_itself_gets_the_only_one(toy: Cell) -> None
 
 def test_a_gpu_that_another_program_uses_measures_nothing(toy: Cell) -> None:
     places = _places(9, 140.0)
-    places.busy.add("0")
+    places.busy.append(places.devices[0])
     measuring = _task(toy, "measures", 500.0, gpus=1, measures=True)
     assert _started([measuring, _task(toy, "plain", 1.0, gpus=1)], places) == ["plain"]
     assert places.never(measuring) == "every sm_90a GPU is taken by another program"

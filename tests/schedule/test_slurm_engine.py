@@ -42,7 +42,7 @@ def work(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks
     one = replace(cell, pack=replace(cell.pack, definition=definition), column=f"copy{number}")
     here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus)
     lanes = tuple(replace(task, seconds=seconds) for task in tasks(one, here, 1))
-    return Work(one, lanes, "h200", Path(), None, 2 * ranks, {})
+    return Work(one, lanes, f"gpu:h200:{gpus}", Path(), None, 2 * ranks, {})
 
 
 def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_comes_first(cell: Cell) -> None:
