@@ -61,11 +61,6 @@ class Settings:
     options: dict[str, str | None]  # of sbatch, by their long names; None for an option without a value
 
     @property
-    def request(self) -> tuple[str, ...]:
-        """The words that a sweep with these settings is resumed by."""
-        return ("slurm", *(f"{name}={value}" for name, value in (self.gpu_types | self.options).items()))
-
-    @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that nodes are assumed to have. Slurm refuses a task that needs more than they have."""
         digits = {target: target.removeprefix("sm_").removesuffix("a") for target in self.gpu_types}

@@ -41,7 +41,6 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Its name for people."""
         suffix = f".{self.number}" if self.number > 1 else ""
         return f"{self.cell.name} {self.lane}{suffix}"
 
@@ -52,7 +51,6 @@ class Task:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it needs."""
         return self.cell.stated.gpus if self.cell.gpu else 0
 
     @property
@@ -88,7 +86,8 @@ def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
     return (
         cell.pack.name,
         judges.sha256(cell.pack),
-        cell.tree or cell.source,
+        cell.source,
+        definition.upstream.sha256,
         members.sha256 if members else cell.dependencies,
         cell.target,
         cell.evidence,

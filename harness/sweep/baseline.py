@@ -14,8 +14,8 @@ from harness.lane.record import FigureLine
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
+from harness.schedule.selection import HEAD, LATEST
 from harness.sweep import run_folder
-from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
 from harness.verdict.outcome import Outcome
 

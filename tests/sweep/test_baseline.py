@@ -16,7 +16,8 @@ from harness.lane.cell import Cell
 from harness.lane.record import FigureLine, LaneEnd, LaneRecord
 from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, Receipt
-from harness.sweep import baseline, columns, run_folder
+from harness.schedule import selection
+from harness.sweep import baseline, run_folder
 from harness.sweep.baseline import Baseline
 from harness.sweep.outputs import write
 from harness.sweep.results import NOT_HERE
@@ -92,7 +93,7 @@ def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: 
 
 
 def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:
-    newest = replace(toy, column=columns.LATEST, version="2.1")
+    newest = replace(toy, column=selection.LATEST, version="2.1")
     assert baseline.expected(newest, None) == Verdict.FIXED_UPSTREAM
     assert baseline.expected(replace(newest, version="1.9"), None) == Verdict.CONFIRMED
     assert baseline.expected(toy, None) == Verdict.CONFIRMED
