@@ -13,7 +13,6 @@ from harness.lane.record import LaneEnd
 from harness.receipt import writer
 from harness.schedule.session import Session
 from harness.schedule.task import Task, tasks
-from harness.upstream import dependencies
 from harness.verdict import pack_verdict
 from harness.verdict.outcome import Outcome, outcome_of_error
 from harness.verdict.pack_verdict import Judgement
@@ -109,9 +108,7 @@ class Account:
         if not runs:
             return None
         judgement, agreeing = pack_verdict.judge_runs(runs, cell.about)
-        cache, definition, tag = self.session.cache, cell.pack.definition, self.session.host.python_tag
-        members = dependencies.requested_set(cache, definition, cell.dependencies, cell.stated.dependencies, tag)
-        return Outcome(cell, judgement, runs, agreeing, members)
+        return Outcome(cell, judgement, runs, agreeing, self.session.dependency_set(cell))
 
     def _write_receipt(self, outcome: Outcome) -> Outcome:
         """Write the receipt of a cell into the run folder; return the outcome with its path, or with the problem."""

@@ -73,16 +73,13 @@ class Runner:
         by relative paths. UnavailableError is raised if a file cannot be fetched or is damaged, UnsupportedHereError
         if a dependency has no wheel for this Python.
         """
-        definition, tag = cell.pack.definition, self.session.host.python_tag
-        members = dependencies.requested_set(
-            self.session.cache, definition, cell.dependencies, cell.stated.dependencies, tag
-        )
-        upstream, python = definition.upstream, built_environment.interpreter(cell.environment)
+        upstream, python = cell.pack.definition.upstream, built_environment.interpreter(cell.environment)
+        members = self.session.dependency_set(cell)
         pristine = tree.materialize(self.session.cache, upstream, cell.source)
         is_merged, wheels = upstream.is_compiled and cell.source.is_release, members
         if is_merged:
             wheels = dependencies.add_wheel(members, upstream.package, pristine.version, pristine.sha256)
-        layout = dependencies.layout(self.session.cache, wheels, python, tag)
+        layout = dependencies.layout(self.session.cache, wheels, python, self.session.host.python_tag)
         layout.lay_out()
         pristine = tree.tree_in_set(pristine, layout) if is_merged else pristine
         loads = tuple(pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
@@ -132,7 +129,6 @@ class Runner:
         return NoEnd("", tuple(faults), tuple(busy)) if faults or busy else result
 
     def attempt(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd | NoEnd:
-        """Run a lane to its end."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
         cell, is_patched = task.cell, task.lane == LaneName.PATCHED
         base = LaneEnd(

@@ -41,16 +41,10 @@ MAX_FAULTS = 2
 DRAIN_SECONDS = 30.0
 
 
-def run(
-    session: Session, cells: list[Cell], *, receipts: bool = True, plan: dict[str, list[Task]] | None = None
-) -> Account:
-    """Run the lanes that have not ended, and judge each cell. Without `receipts` no receipt is written.
-
-    `plan` replaces the plan of this host: a node of a cluster uses that of the login node.
-    """
-    account = Account(session, receipts, plan or {})
-    if plan is None:
-        account.plan(cells)
+def run(session: Session, cells: list[Cell], *, receipts: bool = True) -> Account:
+    """Run the lanes that have not ended, and judge each cell. Without `receipts` no receipt is written."""
+    account = Account(session, receipts)
+    account.plan(cells)
     supervisor.adopt_orphans()
     bytecode.store(session.progress.tell)
     Scheduler(account, Runner(session)).run()
@@ -83,7 +77,7 @@ class Scheduler:
     _lanes: dict[Future[LaneEnd | NoEnd], Task] = field(default_factory=dict)
     _to_lay_out: deque[Cell] = field(default_factory=deque)
     _prepared: dict[str, Prepared] = field(default_factory=dict)
-    #: by its key, each lane that has neither ended nor been given up, in the order of `rank`: after those it waits for
+    #: by its key, each lane that has neither ended nor been given up; `rank` puts it after the lanes that it waits for
     _open: dict[str, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from submitit import SlurmJob
 
 from harness.core import files
+from harness.core.cache import Cache
 from harness.lane.cell import Cell
 from harness.schedule import slurm
 from harness.schedule.account import Account
@@ -25,7 +26,7 @@ from harness.schedule.session import Session
 from harness.schedule.slurm import AwayError, Settings
 from harness.schedule.slurm_node import TaskResult, Work
 from harness.schedule.task import expected_seconds
-from harness.verdict.outcome import Outcome, outcome_of_error
+from harness.verdict.outcome import outcome_of_error
 
 #: Seconds that a task needs besides its lanes: Python starts on a cold file system, and trees are checked.
 OVERHEAD = 300.0
@@ -39,19 +40,15 @@ REQUEUE_TIME = 2.0
 
 def group_into_arrays(works: Iterable[Work]) -> list[list[Work]]:
     """Return the work of each array: all of one place and as many jobs, urgent work first, then the longest."""
-
-    def order(work: Work) -> tuple[bool, float]:
-        return not any(lane.urgent for lane in work.lanes), -sum(map(expected_seconds, work.lanes))
-
     arrays: dict[tuple[str, int], list[Work]] = {}
-    for work in sorted(works, key=order):
+    for work in sorted(works, key=lambda work: (not work.lanes[0].urgent, -sum(map(expected_seconds, work.lanes)))):
         arrays.setdefault((work.place, work.jobs), []).append(work)
     return list(arrays.values())
 
 
 def time_limit_minutes(array: Iterable[Work]) -> int:
-    """Return the time limit of an array's tasks, in minutes: enough for the longest."""
-    return math.ceil((OVERHEAD + max(work.longest for work in array)) / 60)
+    """Return the time limit of an array's tasks, in minutes: enough for the time-outs of the lanes of each."""
+    return math.ceil((OVERHEAD + max(len(work.lanes) * work.cell.stated.timeout_s for work in array)) / 60)
 
 
 def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
@@ -110,13 +107,14 @@ class Collection:
 
     def _works(self, cells: Iterable[Cell]) -> dict[tuple[str, ...], Work]:
         """Map the keys of lanes to the work on cells that can be judged; cells with the same lanes share one."""
-        cache, works = self._session.cache, dict[tuple[str, ...], Work]()
+        here, works = self._session.cache, dict[tuple[str, ...], Work]()
+        cache = Cache(here.root, offline=True, mirrors=here.mirrors)
         for cell in cells:
             if lanes := tuple(self.account.planned[cell.name]):
                 kind, jobs = self.settings.gpu_types.get(cell.gpu), self._session.most_jobs * cell.stated.ranks
                 place = ":".join(filter(None, ("gpu", kind, str(lanes[0].gpus)))) if cell.gpu else "cpu"
                 inputs = {path.name: path.read_bytes() for path in cell.pack.script.parent.iterdir() if path.is_file()}
-                work = Work(cell, lanes, place, cache.root, cache.mirrors, jobs, inputs)
+                work = Work(cell, lanes, place, cache, jobs, inputs)
                 works.setdefault(work.keys, work)
         return works
 
@@ -214,7 +212,8 @@ class Collection:
     def _take(self, work: Work, result: TaskResult) -> None:
         """Store the result of a task; an end that the journal has stays as it is."""
         account = self.account
-        account.not_run |= result.not_run
+        if result.reason:
+            self._give_up(work, result.reason)
         for fault in result.faults:
             self._session.note(fault)
             self._tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
@@ -224,8 +223,6 @@ class Collection:
                     files.write_atomic(self._session.folder / end.log.file, result.logs[end.log.file])
                 self._session.journal.append(end)  # its log is on disk
                 self._session.progress.end(end.key, account.count(end))
-        if result.failure is not None:
-            account.fail(Outcome(work.cell, result.failure))
         account.settle(work.cell)
 
     def cancel(self) -> None:

@@ -176,13 +176,6 @@ def test_no_process_uses_two_mig_instances(toy: Cell) -> None:
     assert _started(queue, places) == []
 
 
-def test_an_exclusive_lane_has_its_gpu_for_itself(toy: Cell) -> None:
-    shared, alone = _task(toy, "shared", 1.0, gpus=1), _task(toy, "alone", 9.0, gpus=1, exclusive=True)
-    places = _places(9, 140.0)
-    assert _started([shared, alone], places) == ["alone"]
-    assert len(_started([alone, shared], _places(9, 140.0, 140.0))) == 2
-
-
 def test_one_gpu_at_a_time_is_kept_for_lanes_that_need_one_for_themselves(toy: Cell) -> None:
     places, queue = _places(9, 140.0, 140.0), list[Task]()
 

@@ -42,7 +42,7 @@ def work(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks
     one = replace(cell, pack=replace(cell.pack, definition=definition), column=f"copy{number}")
     here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus)
     lanes = tuple(replace(task, seconds=seconds) for task in tasks(one, here, 1))
-    return Work(one, lanes, f"gpu:h200:{gpus}", Path(), None, 2 * ranks, {})
+    return Work(one, lanes, f"gpu:h200:{gpus}", Cache(Path()), 2 * ranks, {})
 
 
 def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_comes_first(cell: Cell) -> None:
@@ -54,7 +54,7 @@ def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_com
 
 def test_the_time_limit_is_enough_for_the_time_outs_of_the_longest(cell: Cell) -> None:
     short = work(cell, 1, 0.1)
-    long = replace(short, cell=replace(cell, timeout=3600.0))
+    long = replace(short, lanes=60 * short.lanes)
     assert cell.stated.timeout_s == 60
     assert slurm_engine.time_limit_minutes([short]) == 5 + 2
     assert slurm_engine.time_limit_minutes([short, long]) == 5 + 120
