@@ -23,8 +23,6 @@ from harness.sweep.results import NOT_RUN, Results
 STAMP = "%Y%m%dT%H%M%SZ"
 #: An unfinished sweep that is older is not resumed: the command begins a new one.
 LONGEST = dt.timedelta(hours=20)
-#: What a sweep judges, in words. Only the same request resumes it.
-Request = tuple[str, ...]
 RECORD, JOURNAL, RESULTS = "run.json", "journal.jsonl", "results.json"
 
 
@@ -34,7 +32,7 @@ class Record:
 
     started: Annotated[str, Form("a date and time with its zone", receipt.parse_time)]
     finished: bool
-    request: Request
+    request: tuple[str, ...]  # what it judges, in words: only the same request resumes it
     faults: tuple[GpuFault, ...]  # the GPUs that left the pool for good
 
 
@@ -74,14 +72,14 @@ def finished(runs: Path) -> list[Path]:
     return [run.path for run in _runs(runs) if run.record.finished]
 
 
-def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder | None:
+def _unfinished(runs: Path, request: tuple[str, ...], moment: dt.datetime) -> RunFolder | None:
     """Find the newest run of a request that is unfinished, and began within `LONGEST` of `moment`."""
     same = (run for run in _runs(runs) if run.record.request == request and not run.record.finished)
     return next((run for run in same if abs(moment - run.started) < LONGEST), None)
 
 
 @contextmanager
-def open_run(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFolder]:
+def open_run(runs: Path, request: tuple[str, ...], moment: dt.datetime) -> Iterator[RunFolder]:
     """Yield the unfinished run of the same request, or a new one. No other sweep can open `runs` meanwhile.
 
     HarnessError is raised if another sweep has it open.

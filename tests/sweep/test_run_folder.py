@@ -13,7 +13,7 @@ REQUEST, OTHER = ("packs", "latest=False"), ("packs", "latest=True")
 def test_a_sweep_is_continued_by_the_same_command_while_it_is_young(tmp_path: Path) -> None:
     start = dt.datetime(2026, 11, 20, 23, 50, tzinfo=dt.UTC)
 
-    def opened(request: run_folder.Request, hours: float, *, finish: bool = False) -> str:
+    def opened(request: tuple[str, ...], hours: float, *, finish: bool = False) -> str:
         with run_folder.open_run(tmp_path, request, start + dt.timedelta(hours=hours)) as one:
             if finish:
                 one.finish()
