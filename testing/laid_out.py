@@ -11,8 +11,8 @@ from harness.host.host import Host
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.pack import load
+from harness.schedule import selection
 from harness.schedule.lane_runner import Prepared
-from harness.sweep import columns
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 
@@ -22,7 +22,7 @@ HOST = Host("3.11.7", "2.13.0+cpu", "3.6.0")
 
 def cell(folder: Path) -> Cell:
     """Return the cell of a pack on the cores of `HOST`."""
-    (one,) = columns.cells([(load.load_pack(folder), "cpu")], HOST, None)  # type: ignore[arg-type]
+    (one,) = selection.sweep_cells([(load.load_pack(folder), "cpu")], HOST, None)  # type: ignore[arg-type]
     return one
 
 

@@ -141,9 +141,14 @@ class Workbench:
         assert ended.returncode == status, ended.stderr + ended.stdout
         return self.cells()
 
+    def results(self) -> dict[str, Any]:
+        """Return the newest sweep's results."""
+        document: dict[str, Any] = json.loads((self.newest / "results.json").read_text())
+        return document
+
     def cells(self) -> dict[str, dict[str, Any]]:
         """Return the newest sweep's cells by name."""
-        return {cell["name"]: cell for cell in json.loads((self.newest / "results.json").read_text())["cells"]}
+        return {cell["name"]: cell for cell in self.results()["cells"]}
 
     def ends(self) -> list[dict[str, Any]]:
         """Return the lines of the newest sweep's journal."""

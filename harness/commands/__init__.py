@@ -8,7 +8,6 @@ import io
 import os
 import signal
 import sys
-from types import FrameType
 from typing import Any
 
 import click
@@ -50,18 +49,10 @@ class Verbs(click.Group):
         """List the verbs in the order in which a user meets them."""
         return list(VERBS)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raise a HarnessError that suggests similar verbs if there is no such verb."""
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise unknown_name("command", args[0], VERBS, "runner.py --help")
-        return super().resolve_command(ctx, args)
-
-    def get_command(self, _: click.Context, name: str) -> click.Command | None:
-        """Return the verb's command."""
+    def get_command(self, _: click.Context, name: str) -> click.Command:
+        """Return the verb's command. If there is no such verb, the HarnessError suggests similar ones."""
         if name not in VERBS:
-            return None
+            raise unknown_name("command", name, VERBS, "runner.py --help")
         command: click.Command = importlib.import_module(f"harness.commands.{name.replace('-', '_')}").command
         command.epilog = see_also(command)
         return command
@@ -85,13 +76,9 @@ def cli(context: click.Context, /, **values: Any) -> None:  # noqa: ANN401 - cli
 cli.params[:0] = PROGRAM_OPTIONS
 
 
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """Run the command line and return its exit status; an expected error is one line on standard error."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be invalid UTF-8
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -77,8 +78,7 @@ def command(shared: Shared, names: tuple[str, ...], python: str, latest: bool) -
       python -m pip install --no-index --find-links DIR/wheels reproducer-packs
       runner.py run --cache DIR --offline
     """
-    python_parts = python.split(".")
-    if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
+    if re.fullmatch(r"\d+\.\d+", python) is None:
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
     packs, errors = options.load_packs(shared.packs, names)
     cache, tag = replace(shared, offline=False).cache(), python_tag(python)  # whatever REPRODUCER_PACKS_OFFLINE says

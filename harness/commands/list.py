@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -41,19 +41,18 @@ class Entry:
 
 def _entry(pack: Pack, target: str, best: Receipt | None) -> Entry:
     definition = pack.definition.targets.get(target)
-    expected = definition.verdict if definition else ""
+    score = strength.summary(pack, target, best.evidence if best else "")
+    entry = Entry(target, definition.verdict if definition else "", strength=score)
     if best is None:
-        return Entry(target, expected, strength=strength.summary(pack, target, ""))
+        return entry
     reasons = tuple(staleness.reasons(pack, best))
-    return Entry(
-        target,
-        expected,
+    return replace(
+        entry,
         verdict=best.verdict,
         evidence=best.evidence,
         state=STALE if reasons else FRESH if definition else NO_EXPECTATION,
         why_stale=reasons,
         gpu=best.host.gpu,
-        strength=strength.summary(pack, target, best.evidence),
     )
 
 

@@ -69,30 +69,27 @@ def command(
     """
     packs, errors = options.load_packs(shared.packs, names)
     options.print_errors(errors)
-    with running.session(shared) as base:
-        if upstream == "head" and len(packs) > 1:
-            for pack in packs:
-                if pack.definition.head is None:
-                    base.progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
-            packs = [pack for pack in packs if pack.definition.head is not None]
-        with copied_inputs(base.cache, packs) as copies:
-            session = replace(base, repeat=repeat, keep_raw=True)
-            request = Request(upstream, dependencies, LANES[lane], shared.timeout)
-            cells: list[Cell] = []
-            cell_errors: list[HarnessError] = []
-            for pack in copies:
-                try:
-                    cells += cells_of([pack], target, request, session.host, session.cache)
-                except HarnessError as error:
-                    cell_errors.append(HarnessError(f"{pack.name}: {error}"))
-            account = lanes.run(session, cells)
-            rows: list[RunRow] = []
-            for outcome in [account.results[cell.name] for cell in cells if cell.name in account.results]:
-                cell = outcome.cell
-                receipt, problem = _receipt(outcome, record=record)
-                if outcome.runs or not outcome.problem:
-                    rows.append(run_table.row(outcome, receipt, _logs(outcome, session.folder)))
-                cell_errors += [HarnessError(f"{cell.pack.name} {cell.target}: {problem}")] if problem else []
+    with running.session(shared) as base, copied_inputs(base.cache, packs) as copies:
+        session = replace(base, repeat=repeat, keep_raw=True)
+        request = Request(upstream, dependencies, LANES[lane], shared.timeout)
+        cells: list[Cell] = []
+        cell_errors: list[HarnessError] = []
+        for pack in copies:
+            if upstream == "head" and pack.definition.head is None and len(packs) > 1:
+                base.progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
+                continue
+            try:
+                cells += cells_of([pack], target, request, session.host, session.cache)
+            except HarnessError as error:
+                cell_errors.append(HarnessError(f"{pack.name}: {error}"))
+        account = lanes.run(session, cells)
+        rows: list[RunRow] = []
+        outcomes = [account.results[cell.name] for cell in cells if cell.name in account.results]
+        for outcome in map(_publish, outcomes) if record else outcomes:
+            cell, problem = outcome.cell, outcome.problem
+            if outcome.runs or not problem:
+                rows.append(run_table.row(outcome, _logs(outcome, session.folder)))
+            cell_errors += [HarnessError(f"{cell.pack.name} {cell.target}: {problem}")] if problem else []
     options.print_errors(cell_errors)
     if rows or as_json:
         terminal.echo(f"logs and receipts: {session.folder}", err=True)
@@ -103,18 +100,18 @@ def command(
     return _status(rows, is_wrong=bool(errors or cell_errors))
 
 
-def _receipt(outcome: Outcome, *, record: bool) -> tuple[Path | None, str]:
-    """Return the path of a receipt, and a problem besides the verdict; with `record`, put the receipt into the pack.
+def _publish(outcome: Outcome) -> Outcome:
+    """Copy a receipt into its pack; return the outcome with the path there, or with the problem.
 
-    The run folder keeps the receipt in any case. An error, or a cell that was not judged, replaces no receipt.
+    An error, or a cell that was not judged, replaces no receipt.
     """
-    receipt, is_judged = outcome.receipt, outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
-    if not record or receipt is None or not is_judged or not outcome.cell.is_listed:
-        return receipt, outcome.problem
+    is_judged = outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
+    if outcome.receipt is None or not is_judged or not outcome.cell.is_listed:
+        return outcome
     try:
-        return writer.publish(receipt, _home(outcome)), outcome.problem
+        return replace(outcome, receipt=writer.publish(outcome.receipt, _home(outcome)))
     except HarnessError as error:
-        return receipt, str(error)
+        return replace(outcome, problem=str(error))
 
 
 def _logs(outcome: Outcome, folder: Path) -> tuple[Path, ...]:

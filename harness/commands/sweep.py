@@ -20,23 +20,18 @@ from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import place_name
-from harness.lane.cell import Cell
+from harness.lane.cell import BOTH_LANES, Cell
 from harness.receipt import redaction
 from harness.schedule import lanes
 from harness.schedule.account import Account
 from harness.schedule.journal import Journal
-from harness.schedule.selection import copied_inputs
+from harness.schedule.selection import HEAD, LATEST, copied_inputs, select, sweep_cells
 from harness.schedule.session import Session
 from harness.sweep import baseline as baselines
-from harness.sweep import columns, outputs, run_folder
+from harness.sweep import outputs, run_folder
 from harness.sweep.collector import Collector
-from harness.sweep.columns import HEAD, LATEST
 
-#: Runs the lanes of cells, and stores their ends in the journal.
-Engine = Callable[[Session, list[Cell]], Account]
-BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
-#: How many lanes a task on a cluster runs at once without --jobs: a cell has two.
-LANES_OF_A_CELL = 2
+BUDGET = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -45,26 +40,24 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     if value is None:
         return None
     match = BUDGET.fullmatch(value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no duration such as 90s, 30m or 2h")
-    seconds = float(match["number"]) * UNITS[match["unit"]]
+    seconds = float(match[1]) * UNITS[match[2]] if match else 0.0
     if not 0 < seconds <= options.LONGEST:
-        raise click.BadParameter(f"{value[:40]!r}: more than nothing, and at most a month")
+        raise click.BadParameter(f"{value[:40]!r} is no duration such as 90s, 30m or 2h, of at most a month")
     return seconds
 
 
 def _cluster(
     base: Session, gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]
-) -> tuple[Session, Engine, run_folder.Request]:
-    """Return the session of a cluster, the engine that runs lanes there, and the words by which it is resumed."""
+) -> tuple[Session, Callable[[Session, list[Cell]], Account]]:
+    """Return the session of a cluster, and the engine that runs lanes there."""
     try:
         from harness.schedule import slurm, slurm_engine  # noqa: PLC0415 - submitit comes with an extra
     except ImportError:
         raise HarnessError("--slurm needs submitit. Next: pip install -e '.[slurm]'") from None
     settings = slurm.settings(gpu_types, slurm_options)
     nodes = replace(base.host, gpus=settings.gpus)
-    session = replace(base, host=nodes, devices=[], lost=(), jobs=base.jobs or LANES_OF_A_CELL)
-    return session, functools.partial(slurm_engine.run, settings), settings.request
+    session = replace(base, host=nodes, devices=[], lost=(), jobs=base.jobs or len(BOTH_LANES))
+    return session, functools.partial(slurm_engine.run, settings)
 
 
 @click.command("sweep")
@@ -132,13 +125,13 @@ def command(
     packs, errors = options.load_packs(shared.packs, ())
     options.print_errors(errors)
     moving = tuple(itertools.compress((LATEST, HEAD), (latest, head)))
-    only = tuple(f"only {selector}" for selector in selectors)
     stop_at = None if budget is None else time.monotonic() + budget
     runs = runs.absolute()
     with running.session(shared, has_folder=False) as base, copied_inputs(base.cache, packs) as copies:
-        place, engine, cluster = _cluster(base, gpu_types, slurm_options) if slurm else (base, lanes.run, ())
-        cells = columns.cells(columns.select(copies, selectors), place.host, place.cache, *moving)
-        request = (files.key_of(shared.packs.resolve()), *moving, f"--repeat {repeat}", *only, *cluster)
+        place, engine = _cluster(base, gpu_types, slurm_options) if slurm else (base, lanes.run)
+        cells = sweep_cells(select(copies, selectors), place.host, place.cache, *moving)
+        choices = (*moving, f"--repeat {repeat}", f"--slurm {slurm}", *gpu_types, *slurm_options, *selectors)
+        request = (files.key_of(shared.packs.resolve()), *choices)
         with (
             room.guard(runs, "the folder of runs", "--runs DIR"),
             run_folder.open_run(runs, request, dt.datetime.now(dt.UTC)) as folder,
@@ -153,11 +146,11 @@ def command(
                 command=functools.partial(_command, repeat),
                 note=folder.note,
                 repeat=repeat,
-                urgent=run_folder.cells_not_run(runs, folder.name),
+                urgent=run_folder.cells_not_run(runs),
                 stop_at=stop_at,
                 watch=GpuWatch(),
             )
-            reference = baselines.find(baseline, folder.name)
+            reference = baselines.find(baseline)
             session.progress.tell(
                 f"run folder {folder.path}: {len(cells)} cells, {len(journal.ends)} lanes ended before"
             )

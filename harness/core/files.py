@@ -97,16 +97,13 @@ def remove_tree(folder: Path) -> None:
     subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def write_atomic(path: Path, text: str | Iterable[str]) -> None:
-    """Write a file atomically: a reader finds the old one or the new one, even after a kill.
-
-    A large text may come in pieces, which are never in memory together.
-    """
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file atomically: a reader finds the old one or the new one, even after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as stream:
-            stream.writelines([text] if isinstance(text, str) else text)
+            stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).chmod(0o644)

@@ -28,7 +28,6 @@ class Cell:
     #: the difference to the pack's cell on the pinned release: ``latest``, ``head``, a release; else empty
     column: str = ""
     version: str = ""  # of the release, if it is known before the tree is laid out
-    tree: str = ""  # the sha256 of the release's archive, likewise
     dependencies: tuple[str, ...] = ()  # another dependency set than the target's own, as ``--with`` names it
     lanes: tuple[LaneName, ...] = BOTH_LANES  # the lanes that run
     timeout: float | None = None  # of each lane, in seconds; None: the target's own

@@ -52,7 +52,7 @@ class RunRow:
     tree: str = ""
 
 
-def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> RunRow:
+def row(outcome: Outcome, logs: tuple[Path, ...]) -> RunRow:
     """Build the row of one outcome."""
     cell = outcome.cell
     definition = cell.pack.definition
@@ -69,7 +69,7 @@ def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> 
         deviation=outcome.deviation,
         reason=outcome.judgement.reason,
         claims=outcome.judgement.claims,
-        receipt=str(receipt or ""),
+        receipt=str(outcome.receipt or ""),
         logs=tuple(str(log) for log in logs),
         expectation="" if cell.is_listed else NO_EXPECTATION,
         ranks=cell.stated.ranks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from harness.core.errors import HarnessError
@@ -12,7 +13,6 @@ from harness.lane.record import LaneEnd
 from harness.receipt import writer
 from harness.schedule.session import Session
 from harness.schedule.task import Task, tasks
-from harness.upstream import dependencies
 from harness.verdict import pack_verdict
 from harness.verdict.outcome import Outcome, outcome_of_error
 from harness.verdict.pack_verdict import Judgement
@@ -48,6 +48,15 @@ class Account:
                 reason = f"{Path(error.filename).name} cannot be read ({error.strerror})"
                 self.results[cell.name] = Outcome(cell, Judgement(Verdict.ERROR, reason))
 
+    def pending(self) -> list[Task]:
+        """List and count the lanes that have not ended before, each once: two cells may share lanes."""
+        lanes: dict[str, Task] = {}
+        for task in chain.from_iterable(self.planned.values()):
+            lanes.setdefault(task.key, task)
+        pending = [task for key, task in lanes.items() if key not in self.session.journal.ends]
+        self.resumed, self.total = len(lanes) - len(pending), len(pending)
+        return pending
+
     def count(self, end: LaneEnd) -> str:
         """Count a lane that ended, and return a line about it."""
         self.ran += 1
@@ -57,7 +66,7 @@ class Account:
     def reason_not_run(self, cell: Cell) -> str:
         """Return why not every lane of a cell was run."""
         reasons = (self.not_run[task.key] for task in self.planned[cell.name] if task.key in self.not_run)
-        return next(reasons, "interrupted" if self.interrupted else "a lane before it did not end")
+        return next(reasons, "interrupted")
 
     def fail(self, outcome: Outcome) -> None:
         """Take the outcome of a cell that could not be judged, and tell its reason."""
@@ -99,9 +108,7 @@ class Account:
         if not runs:
             return None
         judgement, agreeing = pack_verdict.judge_runs(runs, cell.about)
-        cache, definition, tag = self.session.cache, cell.pack.definition, self.session.host.python_tag
-        members = dependencies.requested_set(cache, definition, cell.dependencies, cell.stated.dependencies, tag)
-        return Outcome(cell, judgement, runs, agreeing, members)
+        return Outcome(cell, judgement, runs, agreeing, self.session.dependency_set(cell))
 
     def _write_receipt(self, outcome: Outcome) -> Outcome:
         """Write the receipt of a cell into the run folder; return the outcome with its path, or with the problem."""

@@ -5,6 +5,7 @@ A power cut can leave half a line at the end of the file. The next open removes 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -15,7 +16,6 @@ from typing import Self
 from harness.core import files, room, strict_json, structure
 from harness.core.errors import HarnessError
 from harness.lane.record import LaneEnd
-from harness.receipt import receipt
 
 SCHEMA = 4
 
@@ -79,14 +79,13 @@ class Journal:
 
 def _parse(folder: Path, data: bytes) -> LaneEnd | None:
     """Parse a line. None if it is damaged, or the run folder has no log with its name and sha256."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         document = strict_json.loads(data)
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
             return None
         end = structure.structure(document, LaneEnd)
         path = PurePosixPath(end.log.file if end.log else "")
         inside = not path.is_absolute() and ".." not in path.parts
-        has_log = end.log is None or (inside and files.sha256_file(folder / path) == end.log.sha256)
-        return end if has_log and receipt.parse_time(end.started) else None
-    except (OSError, ValueError):
-        return None
+        if end.log is None or (inside and files.sha256_file(folder / path) == end.log.sha256):
+            return end
+    return None

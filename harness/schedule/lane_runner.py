@@ -11,7 +11,7 @@ from harness.core import files, room, seal
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
-from harness.host.gpus import place_name
+from harness.host.gpus import Device, place_name
 from harness.lane import built_environment, lane
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
@@ -27,13 +27,10 @@ from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 from harness.verdict import lane_verdict
 
-#: The folder, in a run folder, of the raw logs of lanes that ended in an error; they are never part of a receipt.
-RAW_LOGS = "raw"
-
 
 def raw_log(folder: Path, log: str) -> Path:
-    """Return the path of the raw log in a run folder that belongs to a scrubbed one."""
-    return folder / RAW_LOGS / Path(log).relative_to("logs")
+    """Return the path of the raw log in a run folder that belongs to a scrubbed one; it is never part of a receipt."""
+    return folder / "raw" / Path(log).relative_to("logs")
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ class NoEnd:
     """A lane without a result: it is given up, it has to run again on other GPUs, or the command was interrupted."""
 
     reason: str = ""  # why it is given up
-    faults: tuple[tuple[str, str], ...] = ()  # the number of each faulty GPU, with its fault
-    busy: tuple[str, ...] = ()  # the numbers of GPUs that another program uses, if the lane measures
+    faults: tuple[tuple[Device, str], ...] = ()  # each faulty GPU, with its fault
+    busy: tuple[Device, ...] = ()  # the GPUs that another program uses, if the lane measures
 
 
 #: Of a lane that was interrupted, with the command.
@@ -76,16 +73,13 @@ class Runner:
         by relative paths. UnavailableError is raised if a file cannot be fetched or is damaged, UnsupportedHereError
         if a dependency has no wheel for this Python.
         """
-        definition, tag = cell.pack.definition, self.session.host.python_tag
-        members = dependencies.requested_set(
-            self.session.cache, definition, cell.dependencies, cell.stated.dependencies, tag
-        )
-        upstream, python = definition.upstream, built_environment.interpreter(cell.environment)
+        upstream, python = cell.pack.definition.upstream, built_environment.interpreter(cell.environment)
+        members = self.session.dependency_set(cell)
         pristine = tree.materialize(self.session.cache, upstream, cell.source)
         is_merged, wheels = upstream.is_compiled and cell.source.is_release, members
         if is_merged:
             wheels = dependencies.add_wheel(members, upstream.package, pristine.version, pristine.sha256)
-        layout = dependencies.layout(self.session.cache, wheels, python, tag)
+        layout = dependencies.layout(self.session.cache, wheels, python, self.session.host.python_tag)
         layout.lay_out()
         pristine = tree.tree_in_set(pristine, layout) if is_merged else pristine
         loads = tuple(pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
@@ -121,8 +115,8 @@ class Runner:
         if watch is None:
             return self.attempt(task, prepared, devices, cancel)
         entries = [(device, *watch.enter(device, measures=task.cell.measures)) for device in devices]
-        faults = [(device.number, fault) for device, fault, _ in entries if fault]
-        busy = [device.number for device, fault, is_taken in entries if is_taken and not fault]
+        faults = [(device, fault) for device, fault, _ in entries if fault]
+        busy = [device for device, fault, is_taken in entries if is_taken and not fault]
         entered = [device for device, fault, is_taken in entries if not is_taken and not fault]
         result: LaneEnd | NoEnd = ABANDONED
         try:
@@ -131,11 +125,10 @@ class Runner:
         finally:
             for device in entered:
                 fault = watch.leave(device, look=result != ABANDONED)
-                faults += [(device.number, fault)] if fault else []
+                faults += [(device, fault)] if fault else []
         return NoEnd("", tuple(faults), tuple(busy)) if faults or busy else result
 
     def attempt(self, task: Task, prepared: Prepared, devices: Devices, cancel: int) -> LaneEnd | NoEnd:
-        """Run a lane to its end."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
         cell, is_patched = task.cell, task.lane == LaneName.PATCHED
         base = LaneEnd(

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 from harness.core.words import LaneName, LaneVerdict
@@ -25,7 +24,7 @@ from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.schedule.account import Account
 from harness.schedule.lane_runner import NoEnd, Prepared, Runner
-from harness.schedule.queue import Devices, Places, Rank, rank
+from harness.schedule.queue import Devices, Places, rank
 from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task, expected_seconds, lower_bound_seconds
 from harness.verdict.outcome import outcome_of_error
@@ -42,16 +41,10 @@ MAX_FAULTS = 2
 DRAIN_SECONDS = 30.0
 
 
-def run(
-    session: Session, cells: list[Cell], *, receipts: bool = True, plan: dict[str, list[Task]] | None = None
-) -> Account:
-    """Run the lanes that have not ended, and judge each cell. Without `receipts` no receipt is written.
-
-    `plan` replaces the plan of this host: a node of a cluster uses that of the login node.
-    """
-    account = Account(session, receipts, plan or {})
-    if plan is None:
-        account.plan(cells)
+def run(session: Session, cells: list[Cell], *, receipts: bool = True) -> Account:
+    """Run the lanes that have not ended, and judge each cell. Without `receipts` no receipt is written."""
+    account = Account(session, receipts)
+    account.plan(cells)
     supervisor.adopt_orphans()
     bytecode.store(session.progress.tell)
     Scheduler(account, Runner(session)).run()
@@ -84,9 +77,8 @@ class Scheduler:
     _lanes: dict[Future[LaneEnd | NoEnd], Task] = field(default_factory=dict)
     _to_lay_out: deque[Cell] = field(default_factory=deque)
     _prepared: dict[str, Prepared] = field(default_factory=dict)
-    #: by its key, each lane that has neither ended nor been given up, after the lanes that it waits for
+    #: by its key, each lane that has neither ended nor been given up; `rank` puts it after the lanes that it waits for
     _open: dict[str, Task] = field(default_factory=dict)
-    _ranks: dict[str, Rank] = field(default_factory=dict)  # the place of each lane in the order, by its key
 
     def __post_init__(self) -> None:
         self._session = self.account.session
@@ -94,20 +86,16 @@ class Scheduler:
         self._places = Places(self._session.most_jobs, list(self._session.devices))
 
     def run(self) -> None:
-        """Run every lane that has not ended before, each once: two cells may share lanes."""
-        for task in chain.from_iterable(self.account.planned.values()):
-            self._open.setdefault(task.key, task)
-        pending = [task for task in self._open.values() if task.key not in self._session.journal.ends]
-        self.account.resumed = len(self._open) - len(pending)
-        self.account.total = len(pending)
-        self._open = {task.key: task for task in pending}
+        """Run every lane that has not ended before."""
+        pending = self.account.pending()
         dependent_seconds: defaultdict[str, float] = defaultdict(float)
-        for task in pending:
+        for task in reversed(pending):
             for key in task.after:
-                dependent_seconds[key] += expected_seconds(task)
-        self._ranks = {task.key: rank(task, dependent_seconds[task.key]) for task in pending}
+                chain_seconds = expected_seconds(task) + dependent_seconds[task.key]
+                dependent_seconds[key] = max(dependent_seconds[key], chain_seconds)
+        pending.sort(key=lambda task: rank(task, dependent_seconds[task.key]))
+        self._open = {task.key: task for task in pending}
         self._session.progress.begin(len(pending), lower_bound_seconds(pending, self._places.jobs))
-        pending.sort(key=lambda task: (not task.urgent, -expected_seconds(task)))
         self._to_lay_out.extend({task.cell.name: task.cell for task in pending}.values())
         for _ in range(PREPARING):
             self._lay_out_next()
@@ -175,7 +163,7 @@ class Scheduler:
                     self._give_up(task, reason)
                 else:
                     ready.append(task)
-        return sorted(ready, key=lambda task: self._ranks[task.key])
+        return ready
 
     def _is_needed(self, task: Task) -> bool:
         """Whether a task is not the second of a pair whose first lane is over, and did not show the bug."""
@@ -220,16 +208,14 @@ class Scheduler:
 
     def _repeat_elsewhere(self, task: Task, result: NoEnd) -> None:
         """Let a lane run again if a GPU has a fault, or another program uses the GPU of a lane that measures."""
-        self._places.busy.update(result.busy)
-        pool = {device.number: device for device in self._places.devices}
-        for number, reason in result.faults:
-            if (device := pool.get(number)) is not None:  # a GPU leaves the pool once; its other lanes run to their end
+        self._places.busy += result.busy
+        for device, reason in result.faults:
+            if device in self._places.devices:  # a GPU leaves the pool once; its other lanes run to their end
                 self._places.devices.remove(device)
                 fault = GpuFault(place_name(device), device.gpu.name, reason, task.name)
                 self._session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
                 self._session.note(fault)
         if result.faults:
             task = self._open[task.key] = replace(task, faults=task.faults + 1)
-            self._ranks[task.key] = rank(task)
             if task.faults >= MAX_FAULTS:
                 self._give_up(task, f"{task.faults} GPUs had a fault after it, the last one: {result.faults[-1][1]}")

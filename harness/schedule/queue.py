@@ -11,13 +11,14 @@ from harness.schedule.task import Task, expected_seconds
 
 #: The GPUs of one lane; none if it runs on the cores alone.
 Devices = tuple[Device, ...]
-#: The order of tasks: urgent ones first, then those that measure or run alone, since they wait for other lanes. Then
-#: the most GPUs, the most cores, and the most seconds, with those of the lanes that wait for the task.
-Rank = tuple[bool, bool, int, int, float]
 
 
-def rank(task: Task, dependent_seconds: float = 0.0) -> Rank:
-    """Return the place of a task in the order; the lanes that wait for its end take `dependent_seconds`."""
+def rank(task: Task, dependent_seconds: float = 0.0) -> tuple[bool, bool, int, int, float]:
+    """Return the place of a task in the order; the longest chain of lanes after it takes `dependent_seconds`.
+
+    Urgent tasks go first, then those that measure or run alone, since they wait for other lanes. Then the most GPUs,
+    the most cores and the most seconds count.
+    """
     quiet = task.cell.measures or task.exclusive
     return (not task.urgent, not quiet, -task.gpus, -task.cores, -expected_seconds(task) - dependent_seconds)
 
@@ -32,8 +33,7 @@ class Places:
 
     jobs: int
     devices: list[Device]  # the healthy GPUs
-    #: the numbers of the GPUs that another program uses: no lane is measured there
-    busy: set[str] = field(default_factory=set)
+    busy: list[Device] = field(default_factory=list)  # GPUs that another program uses: no lane is measured there
     running: dict[str, tuple[Task, Devices]] = field(default_factory=dict)  # each lane with its GPUs, by its key
 
     def take(self, ready: Iterable[Task]) -> tuple[Task, Devices] | None:
@@ -44,7 +44,7 @@ class Places:
         there, and lanes on other GPUs start. One GPU of an architecture is reserved at a time: such lanes take turns.
         """
         blocked: set[str] = set()  # the architectures that a task waits for
-        reserved: dict[str, str] = {}  # the number of a GPU by its architecture
+        reserved: dict[str, Device] = {}  # a GPU by its architecture
         for task in ready:
             architecture = task.cell.gpu
             if architecture in blocked or self.never(task):
@@ -56,7 +56,7 @@ class Places:
                 self.running[task.key] = task, devices
                 return task, devices
             if task.exclusive and task.gpus == 1:
-                reserved.setdefault(architecture, self._by_lanes(task)[0].number)
+                reserved.setdefault(architecture, self._by_lanes(task)[0])
             else:
                 blocked.add(architecture)
         return None
@@ -75,16 +75,15 @@ class Places:
         """Return how many jobs a lane takes: all of them, if nothing may run beside it on the cores."""
         return self.jobs if task.exclusive and not task.gpus else min(task.cores, self.jobs)
 
-    def _devices_for(self, task: Task, reserved: Collection[str]) -> Devices | None:
+    def _devices_for(self, task: Task, reserved: Collection[Device]) -> Devices | None:
         """Choose the GPUs of a lane, those with the fewest lanes first; None if there are too few."""
-        suitable = (device for device in self._by_lanes(task) if device.number not in reserved)
-        free = [device for device in suitable if self._has_room(device, task)]
+        free = [one for one in self._by_lanes(task) if one not in reserved and self._has_room(one, task)]
         return tuple(free[: task.gpus]) if len(free) >= task.gpus else None
 
     def _by_lanes(self, task: Task) -> list[Device]:
         """List the GPUs that can take a lane once their other lanes have ended, those with the fewest lanes first."""
         refused = self.busy if task.cell.measures else ()
-        suitable = (d for d in self.devices if d.gpu.target == task.cell.gpu and d.number not in refused)
+        suitable = (d for d in self.devices if d.gpu.target == task.cell.gpu and d not in refused)
         return sorted(suitable, key=lambda device: len(self._tasks_on(device)))
 
     def _tasks_on(self, device: Device) -> list[Task]:

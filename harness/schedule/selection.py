@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError
-from harness.core.words import LaneName
+from harness.core.errors import HarnessError, unknown_name
+from harness.core.words import LaneName, Verdict
 from harness.host import eligibility
 from harness.host.eligibility import Planned
 from harness.host.host import Host
 from harness.lane import built_environment
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
+from harness.pack import load
 from harness.pack.model import Pack
+from harness.upstream import newest
 from harness.upstream.source import SourceKind, parse_source
 
-#: The column of the cell whose patch upstream is asked to merge.
-ASK = "ask"
+#: The columns of cells on the tree of the patch that upstream is asked to merge, on upstream's newest release, and on
+#: the head of its default branch.
+ASK, LATEST, HEAD = "ask", "latest", "head"
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         cell = cell_of(pack, planned, replace(request, upstream=ask.origin), host, cache)
         return replace(cell, column=ASK, patch=pack.ask_patch, about=ask.checks)
     source = parse_source(request.upstream, pack.definition)
-    is_pinned, upstream = source.is_pinned, pack.definition.upstream
+    pin = pack.definition.upstream.pin
     environment = pack.definition.stated(planned.target).environment
     lanes = tuple(lane for lane in request.lanes if lane in pack_lanes(pack))
     if not lanes:
@@ -55,8 +61,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         target=planned.target,
         evidence=planned.evidence,
         source=source,
-        version=upstream.pin if is_pinned else source.value if source.kind == SourceKind.RELEASE else "",
-        tree=upstream.sha256 if is_pinned else "",
+        version=pin if source.is_pinned else source.value if source.kind == SourceKind.RELEASE else "",
         dependencies=request.dependencies,
         lanes=lanes,
         timeout=request.timeout,
@@ -74,6 +79,59 @@ def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache
     return [cell_of(pack, planned, request, host, cache) for pack, planned in pairs]
 
 
+def select(packs: list[Pack], selectors: tuple[str, ...]) -> list[tuple[Pack, str]]:
+    """List pack and target for every ``PACK``, ``PACK:TARGET`` or ``:TARGET``, or all pairs without a selector.
+
+    HarnessError is raised if a selector matches nothing.
+    """
+    pairs = [(pack, target) for pack in packs for target in pack.definition.targets]
+    selection: set[tuple[str, str]] = set()
+    for selector in selectors:
+        name, _, pattern = selector.partition(":")
+        named = [(pack, target) for pack, target in pairs if not name or load.matches(pack.name, name)]
+        matches = {(pack.name, target) for pack, target in named if fnmatch.fnmatchcase(target, pattern or "*")}
+        if not matches:
+            names = (f"{pack.name}:{target}" for pack, target in named or pairs)
+            raise unknown_name("cell", selector, names, "runner.py sweep PACK[:TARGET]")
+        selection |= matches
+    return [(pack, target) for pack, target in pairs if not selectors or (pack.name, target) in selection]
+
+
+def sweep_cells(pairs: list[tuple[Pack, str]], host: Host, cache: Cache, *columns: str) -> list[Cell]:
+    """Build the cell of each pinned release, followed by its cells in `columns`: LATEST, HEAD, or both."""
+    look_up = functools.cache(functools.partial(_look_up, cache))
+    cells: list[Cell] = []
+    for pack, target in pairs:
+        upstream = pack.definition.upstream
+        subjects = {LATEST: upstream.package, HEAD: upstream.repository}
+        for planned in eligibility.plan(pack, target, host):
+            pinned = cell_of(pack, planned, Request(), host, cache)
+            cells.append(pinned)
+            for column in columns if pinned.evidence is not None else ():
+                if column == HEAD and upstream.is_compiled:  # it would have to be built
+                    continue
+                origin, fields = look_up(column, subjects[column], upstream.is_wheel)
+                cell = cell_of(pack, planned, Request(origin), host, cache)
+                cells.append(replace(cell, column=column, **fields))
+    return cells
+
+
+def _look_up(cache: Cache, column: str, subject: str, is_wheel: bool) -> tuple[str | None, dict[str, Any]]:  # noqa: FBT001 - a key of the cache
+    """Return the origin of a moving tree, as ``--upstream`` names it, and the fields of its cell.
+
+    If the look-up fails, the cell is UNAVAILABLE, with the reason.
+    """
+    try:
+        if column == LATEST:
+            release = newest.release(cache, subject, wheels_only=is_wheel)
+            return f"{subject}=={release.file.version}", {"seen": release.seen}
+        head = newest.head(cache, subject)
+    except HarnessError as error:
+        return None, {"version": "", "evidence": None, "reason": str(error), "verdict": Verdict.UNAVAILABLE}
+    version = f"commit {head.commit[:12]} of {head.date}"
+    return f"git+{subject}@{head.commit}", {"version": version, "seen": head.seen}
+
+
 @contextmanager
 def copied_inputs(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
     """Copy script, contract and patches of each pack into a folder of this command; yield packs that read the copies.
@@ -88,8 +146,7 @@ def copied_inputs(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
 
 def _copy(pack: Pack, folder: Path) -> Pack:
     folder.mkdir()
-    sources = {path.name: path for path in (pack.script, pack.contract, *pack.folder.glob("*.patch"))}
-    for name, path in sources.items():
+    for path in (pack.script, pack.contract, *pack.folder.glob("*.patch")):
         if path.is_file():  # a missing file is an error where it is read
-            shutil.copyfile(path, folder / name)
+            shutil.copyfile(path, folder / path.name)
     return replace(pack, inputs=folder)

@@ -14,6 +14,8 @@ from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane.cell import Cell
 from harness.schedule.journal import Journal
+from harness.upstream import dependencies
+from harness.upstream.dependencies import DependencySet
 
 #: The host memory of a lane, in GiB: torch and a compiler, imported.
 LANE_MEMORY_GIB = 2.0
@@ -52,9 +54,13 @@ class Session:
     #: the folder of the files that lanes lock while they share a GPU; None: the cache's, for all runners of this host
     locks: Path | None = None
 
+    def dependency_set(self, cell: Cell) -> DependencySet:
+        """Return the dependency set of a cell on this host."""
+        definition, default, tag = cell.pack.definition, cell.stated.dependencies, self.host.python_tag
+        return dependencies.requested_set(self.cache, definition, cell.dependencies, default, tag)
+
     @property
     def threads_of_lane(self) -> int:
-        """How many threads the libraries of a lane use."""
         return self.threads or max(1, len(this_host.cores()) // self.most_jobs)
 
     @property

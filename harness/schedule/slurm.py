@@ -19,7 +19,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from harness.core import files
 from harness.core.errors import HarnessError
-from harness.core.words import is_target
+from harness.core.words import TARGET_PATTERN
 from harness.host.gpus import Gpu
 from harness.schedule import slurm_node
 from harness.schedule.slurm_node import Work
@@ -61,11 +61,6 @@ class Settings:
     options: dict[str, str | None]  # of sbatch, by their long names; None for an option without a value
 
     @property
-    def request(self) -> tuple[str, ...]:
-        """The words that a sweep with these settings is resumed by."""
-        return ("slurm", *(f"{name}={value}" for name, value in (self.gpu_types | self.options).items()))
-
-    @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that nodes are assumed to have. Slurm refuses a task that needs more than they have."""
         digits = {target: target.removeprefix("sm_").removesuffix("a") for target in self.gpu_types}
@@ -80,9 +75,7 @@ def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
 
     HarnessError is raised if a text has another form, or a name occurs twice.
     """
-    types = _pairs("--gpu-type", gpu_types, r"(sm_\d+a?)(?:=([\w.-]+))?", "sm_90a=h200")
-    if invalid := next((target for target in types if not is_target(target)), None):
-        raise HarnessError(f"--gpu-type {invalid}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
+    types = _pairs("--gpu-type", gpu_types, rf"(?!cpu)({TARGET_PATTERN.pattern})(?:=([\w.-]+))?", "sm_90a=h200")
     return Settings(types, _pairs("--slurm-option", options, OPTION, "partition=gpu"))
 
 

@@ -1,9 +1,7 @@
 """The engine of a sweep on a cluster: lays out cells, submits arrays, collects results, and resumes after a kill.
 
-Its state is in a folder beside the run folder, with the suffix ``.slurm``:
-
-- ``jobs/``: submitit's files: the work, the result and the output of each task, by Slurm's name of the task;
-- ``packs/``: copies of the scripts, contracts and patches.
+Its state is in a folder beside the run folder, with the suffix ``.slurm``. submitit's files in ``jobs/`` are the work,
+the result and the output of each task, by Slurm's name of the task.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from submitit import SlurmJob
 
 from harness.core import files
+from harness.core.cache import Cache
 from harness.lane.cell import Cell
 from harness.schedule import slurm
 from harness.schedule.account import Account
@@ -27,14 +26,10 @@ from harness.schedule.session import Session
 from harness.schedule.slurm import AwayError, Settings
 from harness.schedule.slurm_node import TaskResult, Work
 from harness.schedule.task import expected_seconds
-from harness.verdict.outcome import Outcome, outcome_of_error
+from harness.verdict.outcome import outcome_of_error
 
-#: The most tasks of an array: Slurm's default limit (MaxArraySize) is 1001.
-MOST_TASKS = 1000
 #: Seconds that a task needs besides its lanes: Python starts on a cold file system, and trees are checked.
 OVERHEAD = 300.0
-#: The shortest time limit, in minutes: clusters start shorter jobs no sooner.
-SHORTEST = 10
 #: The shortest and the longest time between two calls of squeue, in seconds.
 SHORTEST_WAIT, LONGEST_WAIT = 0.3, 5.0
 #: How many seconds after its end a task may still publish its result: NFS shows a new folder up to a minute late.
@@ -43,22 +38,17 @@ LAG = 60.0
 REQUEUE_TIME = 2.0
 
 
-def group_into_arrays(works: Iterable[Work]) -> Iterator[list[Work]]:
-    """Yield the work of each array: all of one place and as many jobs, urgent work first, then the longest."""
-
-    def order(work: Work) -> tuple[bool, float]:
-        return not any(lane.urgent for lane in work.lanes), -sum(map(expected_seconds, work.lanes))
-
+def group_into_arrays(works: Iterable[Work]) -> list[list[Work]]:
+    """Return the work of each array: all of one place and as many jobs, urgent work first, then the longest."""
     arrays: dict[tuple[str, int], list[Work]] = {}
-    for work in sorted(works, key=order):
+    for work in sorted(works, key=lambda work: (not work.lanes[0].urgent, -sum(map(expected_seconds, work.lanes)))):
         arrays.setdefault((work.place, work.jobs), []).append(work)
-    for array in arrays.values():
-        yield from (array[start : start + MOST_TASKS] for start in range(0, len(array), MOST_TASKS))
+    return list(arrays.values())
 
 
 def time_limit_minutes(array: Iterable[Work]) -> int:
-    """Return the time limit of an array's tasks, in minutes: enough for the longest."""
-    return max(SHORTEST, math.ceil((OVERHEAD + max(work.longest for work in array)) / 60))
+    """Return the time limit of an array's tasks, in minutes: enough for the time-outs of the lanes of each."""
+    return math.ceil((OVERHEAD + max(len(work.lanes) * work.cell.stated.timeout_s for work in array)) / 60)
 
 
 def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
@@ -68,7 +58,6 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     """
     slurm.prepare(settings)
     folder = session.folder.with_name(f"{session.folder.name}.slurm")
-    (folder / "jobs").mkdir(parents=True, exist_ok=True)
     account = Account(session)
     account.plan(cells)
     collection = Collection(settings, account, folder)
@@ -107,10 +96,7 @@ class Collection:
         If a kill came before that command named the work of its tasks, they find none and end.
         """
         works = self._works(cells)
-        ended = [lane.key in self._session.journal.ends for work in works.values() for lane in work.lanes]
-        self.account.resumed = sum(ended)
-        self.account.total = len(ended) - sum(ended)
-        self._session.progress.begin(self.account.total, None)
+        self._session.progress.begin(len(self.account.pending()), None)
         for job in self._jobs():
             work = works.pop(job.submission().args[0].keys, None)
             if work is not None:
@@ -121,11 +107,14 @@ class Collection:
 
     def _works(self, cells: Iterable[Cell]) -> dict[tuple[str, ...], Work]:
         """Map the keys of lanes to the work on cells that can be judged; cells with the same lanes share one."""
-        cache, works = self._session.cache, dict[tuple[str, ...], Work]()
+        here, works = self._session.cache, dict[tuple[str, ...], Work]()
+        cache = Cache(here.root, offline=True, mirrors=here.mirrors)
         for cell in cells:
             if lanes := tuple(self.account.planned[cell.name]):
-                kind, jobs = self.settings.gpu_types.get(cell.gpu) or "", self._session.most_jobs * cell.stated.ranks
-                work = Work(cell, lanes, kind, cache.root, cache.mirrors, jobs)
+                kind, jobs = self.settings.gpu_types.get(cell.gpu), self._session.most_jobs * cell.stated.ranks
+                place = ":".join(filter(None, ("gpu", kind, str(lanes[0].gpus)))) if cell.gpu else "cpu"
+                inputs = {path.name: path.read_bytes() for path in cell.pack.script.parent.iterdir() if path.is_file()}
+                work = Work(cell, lanes, place, cache, jobs, inputs)
                 works.setdefault(work.keys, work)
         return works
 
@@ -146,9 +135,8 @@ class Collection:
 
     def _submit(self, array: list[Work]) -> None:
         """Submit an array. If Slurm does not accept it, its cells are not run."""
-        copies = [self._with_copies(work) for work in array]
         try:
-            tasks = slurm.submit(self.folder / "jobs", self._job_name, copies, time_limit_minutes(array), self.settings)
+            tasks = slurm.submit(self.folder / "jobs", self._job_name, array, time_limit_minutes(array), self.settings)
         except AwayError as error:
             reason = f"Slurm does not take a task on {array[0].place}: {error}"
             self._tell(reason)
@@ -157,14 +145,6 @@ class Collection:
             return
         self._waiting |= dict(zip(tasks, array, strict=True))
         self._tell(f"{array[0].place}: {len(array)} tasks, Slurm's job {tasks[0].partition('_')[0]}")
-
-    def _with_copies(self, work: Work) -> Work:
-        """Return work that reads copies of its pack's files, in case somebody edits them meanwhile."""
-        pack = work.cell.pack
-        copy = self.folder / "packs" / files.key_of(*work.keys) / pack.name
-        if not copy.exists():
-            shutil.copytree(pack.inputs or pack.folder, copy)
-        return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=copy)))
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
@@ -232,7 +212,8 @@ class Collection:
     def _take(self, work: Work, result: TaskResult) -> None:
         """Store the result of a task; an end that the journal has stays as it is."""
         account = self.account
-        account.not_run |= result.not_run
+        if result.reason:
+            self._give_up(work, result.reason)
         for fault in result.faults:
             self._session.note(fault)
             self._tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
@@ -242,8 +223,6 @@ class Collection:
                     files.write_atomic(self._session.folder / end.log.file, result.logs[end.log.file])
                 self._session.journal.append(end)  # its log is on disk
                 self._session.progress.end(end.key, account.count(end))
-        if result.failure is not None:
-            account.fail(Outcome(work.cell, result.failure))
         account.settle(work.cell)
 
     def cancel(self) -> None:

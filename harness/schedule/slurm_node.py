@@ -17,15 +17,10 @@ from harness.host.gpus import GpuPool, gpu_pool
 from harness.lane import built_environment
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
-from harness.receipt import redaction
 from harness.schedule import lanes
 from harness.schedule.journal import Journal
 from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task
-from harness.verdict.pack_verdict import Judgement
-
-#: A lane may take so many times as long as before: on another node, with nothing compiled in the cache.
-MARGIN = 4.0
 
 
 @dataclass(frozen=True)
@@ -33,11 +28,11 @@ class Work:
     """The work of a task."""
 
     cell: Cell
-    lanes: tuple[Task, ...]  # of the cell, with their known durations
-    kind: str  # the cluster's name of the GPU; empty without a name
-    cache: Path  # the folder of the cache
-    mirrors: Path | None  # the folder of the mirrors
+    lanes: tuple[Task, ...]  # of the cell
+    place: str  # where the lanes run: the GPUs in sbatch's words, such as ``gpu:h200:2``, or ``cpu``
+    cache: Cache  # without network, since nodes have none
     jobs: int  # how many lanes run at once; a lane of several ranks counts once for each
+    inputs: dict[str, bytes]  # script, contract and patches, by file name: somebody may edit the pack meanwhile
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -46,19 +41,7 @@ class Work:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs each lane needs."""
         return self.lanes[0].gpus
-
-    @property
-    def place(self) -> str:
-        """Where the lanes run: the GPUs in sbatch's words, such as ``gpu:h200:2``, or ``cpu``."""
-        return ":".join(part for part in ("gpu", self.kind, str(self.gpus)) if part) if self.gpus else "cpu"
-
-    @property
-    def longest(self) -> float:
-        """How many seconds the lanes may take together. No lane takes longer than its time-out."""
-        bound = self.cell.timeout or self.cell.stated.timeout_s
-        return sum(bound if lane.seconds is None else min(bound, MARGIN * lane.seconds) for lane in self.lanes)
 
 
 @dataclass(frozen=True)
@@ -67,9 +50,8 @@ class TaskResult:
 
     ends: tuple[LaneEnd, ...] = ()
     logs: dict[str, str] = field(default_factory=dict)  # the scrubbed logs of the lanes, by path in the run folder
-    not_run: dict[str, str] = field(default_factory=dict)  # why a lane was not run, by its key
+    reason: str = ""  # why a lane was not run, or the cell could not be judged
     faults: tuple[GpuFault, ...] = ()  # of the task's GPUs
-    failure: Judgement | None = None  # why the cell could not be judged
 
 
 def judge(work: Work) -> TaskResult:
@@ -83,18 +65,21 @@ def judge(work: Work) -> TaskResult:
 
 
 def _judge(work: Work, pool: GpuPool) -> TaskResult:
-    cell, host = work.cell, this_host.detect(pool)
+    cell, cache, host = work.cell, work.cache, this_host.detect(pool)
     if host.count(cell.gpu) < work.gpus:
         if pool.lost:
-            fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)
-            return TaskResult(faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
+            fault = GpuFault(work.place, cell.gpu, pool.lost[0], cell.name)
+            return TaskResult(faults=(fault,), reason=fault.reason)
         names = ", ".join(sorted({f"{gpu.name} ({gpu.target})" for gpu in host.gpus})) or "no GPU"
-        reason = f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}"
-        return TaskResult(not_run=dict.fromkeys(work.keys, reason))
-    cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
-    cell = replace(cell, environment=built_environment.find_environment(cache, host, cell.stated.environment))
+        return TaskResult(reason=f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}")
     with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
         folder, faults = Path(text), list[GpuFault]()
+        inputs = folder / cell.pack.name
+        inputs.mkdir()
+        for name, data in work.inputs.items():
+            (inputs / name).write_bytes(data)
+        environment = built_environment.find_environment(cache, host, cell.stated.environment)
+        cell = replace(cell, pack=replace(cell.pack, inputs=inputs), environment=environment)
         session = Session(
             cache=cache,
             host=host,
@@ -104,23 +89,21 @@ def _judge(work: Work, pool: GpuPool) -> TaskResult:
             command=lambda _: "",
             note=faults.append,
             jobs=work.jobs,
+            repeat=work.lanes[-1].number,
             watch=GpuWatch(),
             threads=1,
             locks=folder / "locks",  # no other task has these GPUs, and all nodes number theirs alike
         )
-        planned = [replace(lane, cell=cell) for lane in work.lanes]  # with the keys of the login node
-        account = lanes.run(session, [cell], receipts=False, plan={cell.name: planned})
+        account = lanes.run(session, [cell], receipts=False)
         if account.interrupted:
             raise KeyboardInterrupt
-        ends = tuple(replace(end, place=work.place) for key in work.keys if (end := session.journal.ends.get(key)))
-        outcome = account.results.get(cell.name)
-        failure = None if outcome is None or outcome.runs else outcome.judgement
-        if failure is not None:
-            failure = replace(failure, reason=redaction.host_scrubber(cache.places).scrub(failure.reason))
+        done, lanes_here = session.journal.ends, account.planned[cell.name]
+        pairs = zip(work.keys, lanes_here, strict=True)  # the keys of the login node name another host
+        ends = tuple(replace(done[lane.key], key=key, place=work.place) for key, lane in pairs if lane.key in done)
+        failures = [outcome.judgement.reason for outcome in account.results.values() if not outcome.runs]
         return TaskResult(
             ends=ends,
             logs={end.log.file: (folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
-            not_run=account.not_run,
+            reason=next(iter([*failures, *account.not_run.values()]), ""),
             faults=tuple(replace(fault, place=work.place) for fault in faults),
-            failure=failure,
         )

@@ -41,7 +41,6 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Its name for people."""
         suffix = f".{self.number}" if self.number > 1 else ""
         return f"{self.cell.name} {self.lane}{suffix}"
 
@@ -52,7 +51,6 @@ class Task:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it needs."""
         return self.cell.stated.gpus if self.cell.gpu else 0
 
     @property
@@ -88,7 +86,8 @@ def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
     return (
         cell.pack.name,
         judges.sha256(cell.pack),
-        cell.tree or cell.source,
+        cell.source,
+        definition.upstream.sha256,
         members.sha256 if members else cell.dependencies,
         cell.target,
         cell.evidence,
@@ -129,10 +128,10 @@ def tasks(cell: Cell, host: Host, repeat: int, *, urgent: bool = False) -> list[
             LaneName.PATCHED: files.key_of(*base, LaneName.PATCHED, patches, cell.source.kind, number),
         }
         for lane in cell.lanes:
-            reproduction = [pristine] if waits and lane == LaneName.PATCHED else []
-            after = (*([previous[lane]] if lane in previous else []), *reproduction)
+            after = [previous[lane]] if previous else []
+            after += [pristine] if waits and lane == LaneName.PATCHED else []
             seconds = durations.get((f"{cell.target}.{cell.evidence}", lane))
-            planned.append(Task(cell, lane, number, keys[lane], pristine, after, seconds, urgent))
+            planned.append(Task(cell, lane, number, keys[lane], pristine, tuple(after), seconds, urgent))
         previous = keys
     return planned
 

@@ -14,8 +14,8 @@ from harness.lane.record import FigureLine
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
+from harness.schedule.selection import HEAD, LATEST
 from harness.sweep import run_folder
-from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
 from harness.verdict.outcome import Outcome
 
@@ -56,17 +56,17 @@ class Baseline:
             return None  # of an older schema, or damaged
 
 
-def find(folder: Path | None, today: str) -> Baseline:
+def find(folder: Path | None) -> Baseline:
     """Find the baseline: a run folder, the finished runs in a folder that judged anything, or the committed receipts.
 
-    Runs named `today` or later do not count. HarnessError is raised if the folder is missing or its run judged nothing.
+    HarnessError is raised if the folder is missing or its run judged nothing.
     """
     if folder is None:
         return Baseline((), "the committed receipts")
     if not folder.is_dir():
         raise HarnessError(f"--baseline {folder}: no such folder. Next: name a run folder, or the folder of them")
     is_run = (folder / run_folder.RECORD).exists()
-    runs = [folder] if is_run else run_folder.finished(folder, today)
+    runs = [folder] if is_run else run_folder.finished(folder)
     sweeps = tuple(run for run in runs if any(run.glob("*/*/*.json")))  # a run that judged nothing has no receipt
     if sweeps:
         return Baseline(sweeps, f"the run {sweeps[0].name}{' and those before it' if sweeps[1:] else ''}")

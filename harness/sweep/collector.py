@@ -45,19 +45,16 @@ class Collector:
     scrubber: Scrubber  # of the folders that an error may name
 
     def results(self, folder: RunFolder, cells: list[Cell], notes: tuple[str, ...]) -> Results:
-        """Build the results of a whole sweep."""
         session, account, host = self.session, self.account, self.session.host
-        ends = [end for outcome in account.results.values() for end in outcome.last]
-        nodes = {end.host for end in ends} - {host}  # of a cluster
-        places = {place_name(device): device.gpu.name for device in session.devices}
-        gpus = {place: GpuFault(place, name, "", "") for place, name in places.items()}
-        names = {gpu.name for node in nodes for gpu in node.gpus}
-        gpus |= {name: GpuFault("a node", name, "", "") for name in sorted(names)}
-        gpus |= {fault.place: fault for fault in folder.record.faults}
+        nodes = {end.host for outcome in account.results.values() for end in outcome.last} - {host}  # of a cluster
         drivers = sorted({node.driver for node in nodes if node.driver})
+        faults = {fault.place: fault for fault in folder.record.faults}
+        gpus = [GpuFault(place_name(device), device.gpu.name, "", "") for device in session.devices]
+        gpus += [GpuFault("a node", name, "", "") for name in sorted({gpu.name for node in nodes for gpu in node.gpus})]
+        gpus = [*(gpu for gpu in gpus if gpu.place not in faults), *faults.values()]
         results = Results(
             schema=SCHEMA,
-            run=folder.name,
+            run=folder.path.name,
             started=folder.started.isoformat(timespec="seconds"),
             seconds=round((dt.datetime.now(dt.UTC) - folder.started).total_seconds(), 1),
             finished=not account.interrupted,
@@ -73,7 +70,7 @@ class Collector:
                 driver=", ".join(drivers) or host.driver,
                 jobs=session.most_jobs,
             ),
-            gpus=tuple(gpus.values()),
+            gpus=tuple(gpus),
             notes=notes,
             cells=tuple(self._rows(cells)),
         )

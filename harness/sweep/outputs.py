@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def headline(results: Results) -> str:
 
 
 def change_lines(results: Results) -> list[str]:
-    """List what changed or needs attention, the worst first."""
+    """List what changed or needs attention, the worst first; or say that nothing did."""
     faults = [
         f"{gpu.place} ({gpu.name}) left the pool after {gpu.task}: {gpu.reason}" for gpu in results.gpus if gpu.reason
     ]
@@ -59,12 +58,8 @@ def change_lines(results: Results) -> list[str]:
         else:
             worse += [f"{row.name}: {text}{reason}" for text in problems]
         good += [f"{row.name}: {change.kind.upper()}: {change.text}" for change in row.changes if not change.worse]
-    return [*results.notes, *faults, *worse, *known, *good]
-
-
-def no_changes(results: Results) -> str:
-    """Return the sentence for a sweep without changes."""
-    return "Nothing changed." if results.has_judged else "Nothing was judged."
+    lines = [*results.notes, *faults, *worse, *known, *good]
+    return lines or ["Nothing changed." if results.has_judged else "Nothing was judged."]
 
 
 def summary(results: Results) -> str:
@@ -81,7 +76,7 @@ def summary(results: Results) -> str:
         f"# Sweep {results.run}: {headline(results)}\n\n"
         f"{results.lanes_run} lanes in {results.seconds:.0f} s on {gpus}; "
         f"Python {host.python}, torch {host.torch}, triton {host.triton}. "
-        f"Compared with {results.baseline}.\n\n## Changed\n\n{changed or no_changes(results)}\n\n## Cells\n\n"
+        f"Compared with {results.baseline}.\n\n## Changed\n\n{changed}\n\n## Cells\n\n"
         f"{markdown.table(header, rows, markdown.inert_cell)}"
     )
 
@@ -91,11 +86,8 @@ def _release(row: CellRow) -> str:
     return f"{row.upstream} {row.version}{moving}"
 
 
-def page(results: Results, folder: Path) -> Iterator[str]:
-    """Yield index.html in pieces, so that it need not fit into memory. It needs no network and no script.
-
-    `folder` has the logs.
-    """
+def page(results: Results, folder: Path) -> str:
+    """Return index.html, which needs no network and no script; `folder` has the logs."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
         autoescape=True,
@@ -114,10 +106,10 @@ def page(results: Results, folder: Path) -> Iterator[str]:
     targets = {row.target for row in results.cells if row.verdict != NOT_HERE or row.needs_attention}
     rows = [row for row in results.cells if row.target in targets]
     names = {name for row in rows for name in (row.pack, row.target)}
-    yield from environment.get_template("index.html.j2").generate(
+    return environment.get_template("index.html.j2").render(
         results=results,
         headline=headline(results),
-        changes=change_lines(results) or [no_changes(results)],
+        changes=change_lines(results),
         rows=rows,
         targets=sorted(targets, key=lambda name: (name != "cpu", len(name), name)),
         absent=sorted({name for row in results.cells for name in (row.pack, row.target) if name not in names}),

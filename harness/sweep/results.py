@@ -136,12 +136,10 @@ class Results:
 
     @property
     def has_judged(self) -> bool:
-        """Whether any cell was judged."""
         return any(row.verdict not in UNJUDGED | {NOT_HERE, NOT_RUN} for row in self.cells)
 
     @property
     def exit_status(self) -> Exit:
-        """The exit status of the command."""
         if not self.finished:
             return Exit.INTERRUPTED
         if self.attention:

@@ -23,10 +23,6 @@ from harness.sweep.results import NOT_RUN, Results
 STAMP = "%Y%m%dT%H%M%SZ"
 #: An unfinished sweep that is older is not resumed: the command begins a new one.
 LONGEST = dt.timedelta(hours=20)
-#: A run whose start lies further in the future has a wrong date, and is not resumed.
-CLOCKS_DIFFER = dt.timedelta(minutes=5)
-#: What a sweep judges, in words. Only the same request resumes it.
-Request = tuple[str, ...]
 RECORD, JOURNAL, RESULTS = "run.json", "journal.jsonl", "results.json"
 
 
@@ -36,7 +32,7 @@ class Record:
 
     started: Annotated[str, Form("a date and time with its zone", receipt.parse_time)]
     finished: bool
-    request: Request
+    request: tuple[str, ...]  # what it judges, in words: only the same request resumes it
     faults: tuple[GpuFault, ...]  # the GPUs that left the pool for good
 
 
@@ -48,13 +44,7 @@ class RunFolder:
     record: Record
 
     @property
-    def name(self) -> str:
-        """Its name, which sorts by time."""
-        return self.path.name
-
-    @property
     def started(self) -> dt.datetime:
-        """When the sweep began."""
         return dt.datetime.fromisoformat(self.record.started)
 
     def note(self, fault: GpuFault) -> None:
@@ -66,7 +56,6 @@ class RunFolder:
         self.write(replace(self.record, finished=True))
 
     def write(self, record: Record) -> None:
-        """Write run.json."""
         self.record = record
         files.write_atomic(self.path / RECORD, receipt.to_json(asdict(record)))
 
@@ -78,21 +67,19 @@ def _runs(runs: Path) -> Iterator[RunFolder]:
             yield RunFolder(folder, structure.structure(strict_json.loads((folder / RECORD).read_bytes()), Record))
 
 
-def finished(runs: Path, before: str | None = None) -> list[Path]:
-    """List the folders of finished runs, the newest first; with `before` only those before the run of that name."""
-    return [run.path for run in _runs(runs) if run.record.finished and (before is None or run.name < before)]
+def finished(runs: Path) -> list[Path]:
+    """List the folders of finished runs, the newest first."""
+    return [run.path for run in _runs(runs) if run.record.finished]
 
 
-def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder | None:
-    """Find the run to resume: the newest one, apart from runs with a damaged record or a wrong date."""
-    newest = next((run for run in _runs(runs) if run.started <= moment + CLOCKS_DIFFER), None)
-    if newest is None or newest.record.finished or newest.record.request != request:
-        return None
-    return newest if moment - newest.started < LONGEST else None
+def _unfinished(runs: Path, request: tuple[str, ...], moment: dt.datetime) -> RunFolder | None:
+    """Find the newest run of a request that is unfinished, and began within `LONGEST` of `moment`."""
+    same = (run for run in _runs(runs) if run.record.request == request and not run.record.finished)
+    return next((run for run in same if abs(moment - run.started) < LONGEST), None)
 
 
 @contextmanager
-def open_run(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFolder]:
+def open_run(runs: Path, request: tuple[str, ...], moment: dt.datetime) -> Iterator[RunFolder]:
     """Yield the unfinished run of the same request, or a new one. No other sweep can open `runs` meanwhile.
 
     HarnessError is raised if another sweep has it open.
@@ -121,9 +108,9 @@ def read(folder: Path) -> Results:
     return structure.structure(strict_json.loads((folder / RESULTS).read_bytes()), Results)
 
 
-def cells_not_run(runs: Path, before: str) -> list[str]:
+def cells_not_run(runs: Path) -> list[str]:
     """Name the cells that the newest finished run with readable results did not run."""
-    for folder in finished(runs, before):
+    for folder in finished(runs):
         with contextlib.suppress(OSError, ValueError):
             return [cell.name for cell in read(folder).cells if cell.verdict == NOT_RUN]
     return []

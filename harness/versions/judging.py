@@ -69,7 +69,7 @@ class Judging:
         source = None if self.is_pinned(release) else f"{release.package}=={release.version}"
         request = Request(source, (), (LaneName.PRISTINE,), self.timeout)
         cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
-        return replace(cell, column=release.version, tree=cell.tree or release.sha256)
+        return replace(cell, column=release.version)
 
     def _entry(self, release: ReleaseFile, side: Side) -> Entry:
         definition = self.pack.definition

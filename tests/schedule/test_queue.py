@@ -176,13 +176,6 @@ def test_no_process_uses_two_mig_instances(toy: Cell) -> None:
     assert _started(queue, places) == []
 
 
-def test_an_exclusive_lane_has_its_gpu_for_itself(toy: Cell) -> None:
-    shared, alone = _task(toy, "shared", 1.0, gpus=1), _task(toy, "alone", 9.0, gpus=1, exclusive=True)
-    places = _places(9, 140.0)
-    assert _started([shared, alone], places) == ["alone"]
-    assert len(_started([alone, shared], _places(9, 140.0, 140.0))) == 2
-
-
 def test_one_gpu_at_a_time_is_kept_for_lanes_that_need_one_for_themselves(toy: Cell) -> None:
     places, queue = _places(9, 140.0, 140.0), list[Task]()
 
@@ -219,7 +212,7 @@ def test_a_lane_that_needs_a_gpu_for_itself_gets_the_only_one(toy: Cell) -> None
 
 def test_a_gpu_that_another_program_uses_measures_nothing(toy: Cell) -> None:
     places = _places(9, 140.0)
-    places.busy.add("0")
+    places.busy.append(places.devices[0])
     measuring = _task(toy, "measures", 500.0, gpus=1, measures=True)
     assert _started([measuring, _task(toy, "plain", 1.0, gpus=1)], places) == ["plain"]
     assert places.never(measuring) == "every sm_90a GPU is taken by another program"

@@ -18,7 +18,7 @@ from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereEr
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
-from harness.schedule import lanes
+from harness.schedule import lanes, selection
 from harness.schedule import task as schedule_task
 from harness.schedule.account import Account
 from harness.schedule.journal import Journal
@@ -27,7 +27,6 @@ from harness.schedule.lanes import DRAIN_SECONDS, Scheduler
 from harness.schedule.queue import Devices
 from harness.schedule.session import Session
 from harness.schedule.task import Task
-from harness.sweep import columns
 from harness.upstream.source import Source, SourceKind
 from harness.verdict.pack_verdict import Judgement
 from testing import laid_out
@@ -94,7 +93,7 @@ def stage(toy: Cell, tmp_path: Path) -> Stage:
 def _newest(one: Cell) -> Cell:
     """Return the cell of another release, whose patched lane has to wait."""
     source = Source(SourceKind.RELEASE, "2.0")
-    return replace(one, column=columns.LATEST, source=source, version="2.0", tree="2" * 64)
+    return replace(one, column=selection.LATEST, source=source, version="2.0")
 
 
 def test_runs_of_one_lane_follow_one_another(stage: Stage) -> None:
@@ -230,7 +229,6 @@ def test_a_full_disk_leaves_no_half_line_in_the_journal(
 @pytest.mark.parametrize(
     ("error", "source", "verdict"),
     [
-        (UnavailableError("no network"), None, Verdict.ERROR),
         (UnavailableError("no network"), Source(SourceKind.LATEST), Verdict.UNAVAILABLE),
         (UnsupportedHereError("no wheel"), None, Verdict.UNSUPPORTED),
     ],

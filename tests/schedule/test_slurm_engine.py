@@ -12,7 +12,7 @@ from harness.host import host
 from harness.host.gpus import GpuPool
 from harness.lane.cell import Cell
 from harness.pack import load
-from harness.schedule import slurm, slurm_engine, slurm_node
+from harness.schedule import slurm, slurm_engine
 from harness.schedule.account import Account
 from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of
@@ -42,7 +42,7 @@ def work(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks
     one = replace(cell, pack=replace(cell.pack, definition=definition), column=f"copy{number}")
     here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus)
     lanes = tuple(replace(task, seconds=seconds) for task in tasks(one, here, 1))
-    return Work(one, lanes, "h200", Path(), None, 2 * ranks)
+    return Work(one, lanes, f"gpu:h200:{gpus}", Cache(Path()), 2 * ranks, {})
 
 
 def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_comes_first(cell: Cell) -> None:
@@ -52,19 +52,12 @@ def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_com
     assert arrays == [["copy1", "copy2", "copy0"], ["copy8"], ["copy9"]]
 
 
-def test_no_array_has_more_tasks_than_slurm_takes(cell: Cell) -> None:
-    arrays = list(slurm_engine.group_into_arrays([work(cell, 1, 3.0)] * (2 * slurm_engine.MOST_TASKS + 1)))
-    assert [len(array) for array in arrays] == [slurm_engine.MOST_TASKS, slurm_engine.MOST_TASKS, 1]
-
-
-def test_the_time_limit_follows_from_what_is_known_and_never_from_more_than_the_time_out(cell: Cell) -> None:
+def test_the_time_limit_is_enough_for_the_time_outs_of_the_longest(cell: Cell) -> None:
+    short = work(cell, 1, 0.1)
+    long = replace(short, lanes=60 * short.lanes)
     assert cell.stated.timeout_s == 60
-    assert work(cell, 1, None).longest == 2 * 60
-    assert work(cell, 1, 5.0).longest == 2 * slurm_node.MARGIN * 5.0
-    assert work(cell, 1, 50.0).longest == 2 * 60
-    long = replace(work(cell, 1, None), cell=replace(cell, timeout=3600.0))
-    assert slurm_engine.time_limit_minutes([long]) == 125
-    assert slurm_engine.time_limit_minutes([work(cell, 1, 0.1)]) == slurm_engine.SHORTEST
+    assert slurm_engine.time_limit_minutes([short]) == 5 + 2
+    assert slurm_engine.time_limit_minutes([short, long]) == 5 + 120
 
 
 def test_a_cancelled_task_is_submitted_again_even_if_its_submission_was_interrupted(

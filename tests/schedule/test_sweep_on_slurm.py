@@ -10,17 +10,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from testing import clones, slurm, sweeps, toys
 from testing.slurm import Cluster
-from testing.workbench import REPOSITORY, Workbench
+from testing.workbench import REPOSITORY, Workbench, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.skipif(bool(slurm.MISSING), reason=slurm.REASON)]
 
@@ -45,23 +43,14 @@ class Nights:
     cluster: Cluster
 
     @property
-    def folder(self) -> Path:
-        """The folder of the runs."""
-        return self.bench.folder / "sweeps"
-
-    @property
     def variables(self) -> dict[str, str]:
         """What the runner needs in its environment; Slurm hands it on to the tasks."""
-        state = self.bench.folder / "gpus.json"
-        if not state.exists():  # tasks of an earlier command may read it now
-            state.write_text(json.dumps({"devices": [{"name": "Toy H200", "capability": [9, 0]}] * 2}))
-        return os.environ | sweeps.environment(state) | self.cluster.variables
+        return os.environ | self.bench.variables | self.cluster.variables
 
     def command(self, *arguments: str) -> list[str]:
         """Build the command line."""
-        places = ("--slurm", "--runs", str(self.folder))
         types = () if "--gpu-type" in arguments else ("--gpu-type", "sm_90a=h200")
-        return self.bench.command("sweep", *places, *types, *arguments)
+        return self.bench.command("sweep", "--slurm", *types, *arguments)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a sweep."""
@@ -78,31 +67,17 @@ class Nights:
         return said
 
     @property
-    def newest(self) -> Path:
-        """The newest run folder."""
-        return max(self.folder.glob("*/run.json")).parent
-
-    @property
     def beside(self) -> Path:
-        """What the engine knows of it."""
-        return self.newest.with_name(f"{self.newest.name}.slurm")
-
-    def results(self) -> dict[str, Any]:
-        """Return the newest run's results."""
-        found: dict[str, Any] = json.loads((self.newest / "results.json").read_text())
-        return found
-
-    def cells(self) -> dict[str, dict[str, Any]]:
-        """Return the newest run's cells by name."""
-        return {cell["name"]: cell for cell in self.results()["cells"]}
+        """What the engine knows of the newest run."""
+        return self.bench.newest.with_name(f"{self.bench.newest.name}.slurm")
 
     def verdicts(self) -> set[str]:
         """Return every verdict of the newest run."""
-        return {cell["verdict"] for cell in self.results()["cells"]}
+        return {cell["verdict"] for cell in self.bench.cells().values()}
 
-    def toys(self, count: int, seconds: float = 0.1, behaviour: str = GPU_TOY) -> list[Path]:
-        """Lay packs of one behaviour whose lanes take so long."""
-        packs = sweeps.copies(self.bench.packs, self.bench.sha256, count, behaviour)
+    def toys(self, count: int, seconds: float = 0.1) -> list[Path]:
+        """Lay packs whose lanes take so long."""
+        packs = sweeps.copies(self.bench.packs, self.bench.sha256, count, GPU_TOY)
         for pack in packs:
             (pack / "seconds").write_text(str(seconds))
         return packs
@@ -115,7 +90,8 @@ class Nights:
 
 @pytest.fixture
 def nights(workbench: Workbench, cluster: Cluster) -> Nights:
-    """Return a folder of run folders, with none in it."""
+    """Return a folder of run folders, with none in it; each node shows two GPUs."""
+    workbench.gpus({}, {})
     return Nights(workbench, cluster)
 
 
@@ -124,12 +100,9 @@ def once(packs: list[Path]) -> bool:
     return all(sweeps.starts(pack) == {"pristine": 1, "patched": 1} for pack in packs)
 
 
-def wait(done: Callable[[], object], seen: Callable[[], object] = str) -> None:
-    """Wait until something is so; where it never is, say what there is to be seen instead."""
-    end = time.monotonic() + LONGEST
-    while not done():
-        assert time.monotonic() < end, f"it never came: {seen()}"
-        time.sleep(0.05)
+def wait(done: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    until(done, LONGEST)
 
 
 def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> None:
@@ -152,14 +125,14 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     best = max(*(end - begin for begin, end in took), sum(end - begin for begin, end in took) / CARDS)
     whole = max(end for _, end in took) - min(begin for begin, _ in took)
     assert whole <= 1.1 * best + 1, f"{whole:.0f} s, and {best:.0f} were possible; Slurm counts whole seconds"
-    results = nights.results()
+    results = nights.bench.results()
     assert [(gpu["place"], gpu["name"]) for gpu in results["gpus"]] == [("a node", "Toy H200")]
     assert (results["lanes_run"], results["host"]["driver"]) == (42, "999.1")
     assert {lane["place"] for cell in results["cells"] for lane in cell["lanes"]} == {"gpu:h200:1", "cpu"}
-    receipt = json.loads((nights.newest / "receipts/001_toy" / EVIDENCE).read_text())
+    receipt = json.loads((nights.bench.newest / "receipts/001_toy" / EVIDENCE).read_text())
     assert receipt["host"]["gpus"] == [{"name": "Toy H200", "compute_capability": "9.0"}]
     assert receipt["host"]["driver"] == "999.1"
-    text = "".join(path.read_text() for path in nights.newest.rglob("*") if path.is_file())
+    text = "".join(path.read_text() for path in nights.bench.newest.rglob("*") if path.is_file())
     assert str(nights.bench.folder) not in text, "the folder holds a path of this machine"
     assert not nights.beside.exists(), "what nobody needs is removed"
 
@@ -168,16 +141,16 @@ def test_a_lane_of_two_gpus_asks_for_two_and_too_many_are_not_run(nights: Nights
     one, two = nights.toys(2)
     toys.replace(two / "pack.toml", "timeout_s = 60", "timeout_s = 60\ngpus = 2")
     nights.run()
-    assert nights.cells()["002_toy/sm_90a"]["lanes"][0]["place"] == "gpu:h200:2"
+    assert nights.bench.cells()["002_toy/sm_90a"]["lanes"][0]["place"] == "gpu:h200:2"
     assert {line.split()[1] for line in (two / "starts").read_text().splitlines()} == {"0,1"}
     assert {line.split()[1] for line in (one / "starts").read_text().splitlines()} <= {"0", "1"}
     toys.replace(two / "pack.toml", "gpus = 2", "gpus = 3")
-    nights.run("--baseline", str(nights.folder), status=1)
-    cell = nights.cells()["002_toy/sm_90a"]
+    nights.run("--baseline", str(nights.bench.sweeps), status=1)
+    cell = nights.bench.cells()["002_toy/sm_90a"]
     why = "Batch job submission failed: Requested node configuration is not available"
     assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", f"Slurm does not take a task on gpu:h200:3: {why}")
     assert [change["kind"] for change in cell["changes"]] == ["not run"]
-    assert nights.cells()["001_toy/sm_90a"]["verdict"] == "CONFIRMED"
+    assert nights.bench.cells()["001_toy/sm_90a"]["verdict"] == "CONFIRMED"
 
 
 def test_nodes_of_several_kinds_fill_one_table(nights: Nights) -> None:
@@ -189,9 +162,9 @@ def test_nodes_of_several_kinds_fill_one_table(nights: Nights) -> None:
     (nights.bench.folder / "gpus.json.toy4").write_text(json.dumps(other))
     nights.run("--gpu-type", "sm_80=a100", "--gpu-type", "sm_90a=h200")
     assert nights.verdicts() == {"CONFIRMED"}
-    assert set(nights.cells()) == {"001_toy/sm_80", "001_toy/sm_90a"}
-    assert [gpu["name"] for gpu in nights.results()["gpus"]] == ["Toy A100", "Toy H200"]
-    receipt = json.loads((nights.newest / "receipts/001_toy/sm_80.executed.json").read_text())
+    assert set(nights.bench.cells()) == {"001_toy/sm_80", "001_toy/sm_90a"}
+    assert [gpu["name"] for gpu in nights.bench.results()["gpus"]] == ["Toy A100", "Toy H200"]
+    receipt = json.loads((nights.bench.newest / "receipts/001_toy/sm_80.executed.json").read_text())
     assert receipt["host"]["gpus"] == [{"name": "Toy A100", "compute_capability": "8.0"}]
 
 
@@ -206,7 +179,7 @@ def test_an_option_counts_more_than_the_environment(nights: Nights, monkeypatch:
 def test_an_array_that_slurm_takes_and_will_not_run_is_told(nights: Nights) -> None:
     nights.toys(1)
     nights.run("--slurm-option", "partition=short", status=1)
-    cell = nights.cells()["001_toy/sm_90a"]
+    cell = nights.bench.cells()["001_toy/sm_90a"]
     assert (cell["verdict"], cell["reason"].partition(" is ")[2]) == ("NOT_RUN", "never run (PartitionTimeLimit)")
     assert "PENDING" not in nights.cluster.jobs().values()
 
@@ -217,9 +190,9 @@ def test_a_gpu_with_a_fault_is_told_and_its_lanes_say_nothing(nights: Nights) ->
     said = nights.run(status=1)
     assert "gpu:h200:1: Xid 79" in said
     assert "what its task printed names the node" in said
-    cells = nights.cells()
+    cells = nights.bench.cells()
     assert cells["001_toy/sm_90a"]["verdict"] == "NOT_RUN"
-    (gpu,) = [gpu for gpu in nights.results()["gpus"] if gpu["reason"]]
+    (gpu,) = [gpu for gpu in nights.bench.results()["gpus"] if gpu["reason"]]
     assert (gpu["place"], "Xid 79" in gpu["reason"]) == ("gpu:h200:1", True)
     assert socket.gethostname() in next(nights.beside.glob("jobs/*_0_0_log.out")).read_text()
 
@@ -228,7 +201,7 @@ def test_a_type_that_is_another_architecture_judges_nothing(nights: Nights) -> N
     (pack,) = nights.toys(1)
     toys.replace(pack / "pack.toml", "[targets.sm_90a]", "[targets.sm_80]")
     nights.run("--gpu-type", "sm_80=h200", status=1)
-    cell = nights.cells()["001_toy/sm_80"]
+    cell = nights.bench.cells()["001_toy/sm_80"]
     assert (cell["verdict"], sweeps.starts(pack).total()) == ("NOT_RUN", 0)
     assert cell["reason"] == "Slurm gave Toy H200 (sm_90a) for gpu:h200:1, and not 1 of sm_80"
 
@@ -244,18 +217,18 @@ def test_ctrl_c_cancels_the_array_and_the_same_command_goes_on(nights: Nights) -
     assert one.returncode == 130, said
     assert "cancelled: " in said
     wait(lambda: set(nights.tasks().values()) <= {"CANCELLED", "COMPLETED"})
-    assert not nights.results()["finished"]
-    assert nights.cells()["004_toy/sm_90a"]["verdict"] == "NOT_RUN"
+    assert not nights.bench.results()["finished"]
+    assert nights.bench.cells()["004_toy/sm_90a"]["verdict"] == "NOT_RUN"
     for pack in packs:
         (pack / "seconds").write_text("0.1")
     nights.run()
     assert nights.verdicts() == {"CONFIRMED"}
     assert once(packs[:2])
-    assert len(list(nights.folder.glob("*/run.json"))) == 1
+    assert len(list(nights.bench.sweeps.glob("*/run.json"))) == 1
 
 
 def _journal(nights: Nights) -> str:
-    return "".join(_read(path) for path in sorted(nights.folder.glob("*/journal.jsonl"))[-1:])
+    return "".join(_read(path) for path in sorted(nights.bench.sweeps.glob("*/journal.jsonl"))[-1:])
 
 
 def test_a_night_that_somebody_cancels_says_so_of_each_lane(nights: Nights) -> None:
@@ -266,12 +239,12 @@ def test_a_night_that_somebody_cancels_says_so_of_each_lane(nights: Nights) -> N
         nights.cluster.ask("scancel", *{name.partition("_")[0] for name in nights.tasks()})
         said, _ = one.communicate(timeout=LONGEST)
     assert one.returncode == 1, said
-    cells = nights.cells()
+    cells = nights.bench.cells()
     assert cells["001_toy/sm_90a"]["verdict"] == "CONFIRMED"
     lost = [cell for name, cell in cells.items() if name != "001_toy/sm_90a"]
     assert {cell["verdict"] for cell in lost} == {"NOT_RUN"}
     assert all(cell["reason"].endswith("is CANCELLED and returned nothing") for cell in lost), lost
-    assert nights.results()["finished"]
+    assert nights.bench.results()["finished"]
     assert list(nights.beside.glob("jobs/*.out")), "what tasks printed tells more"
 
 
@@ -322,7 +295,7 @@ def test_everything_is_counted_once_whatever_is_killed(nights: Nights) -> None:
     for _ in range(9):  # while it plans, submits, begins to ask
         _killed(nights, chance.uniform(0.2, 0.9))
     with nights.start() as one:  # where this machine is so slow that none of them came so far as to submit
-        wait(lambda: _asleep(packs) == 2 * CARDS, lambda: f"{_asleep(packs)} lanes sleep\n{_state(nights)}")
+        wait(lambda: _asleep(packs) == 2 * CARDS)
         one.kill()
     nights.cluster.kill_node("toy1")
     for node in ("toy2", "toy3"):
@@ -339,10 +312,10 @@ def test_everything_is_counted_once_whatever_is_killed(nights: Nights) -> None:
     assert nights.verdicts() == {"CONFIRMED"}
     assert once(packs), "only the second attempts came to their ends"
     names = nights.cluster.ask("squeue", "--noheader", "--states=all", "--array", "--format=%j").split()
-    assert sum(nights.newest.name in name for name in names) == CARDS, "an array was submitted twice"
+    assert sum(nights.bench.newest.name in name for name in names) == CARDS, "an array was submitted twice"
     ends = [json.loads(line)["task"] for line in _journal(nights).splitlines()]
     assert len(ends) == len(set(ends)) == 2 * CARDS
-    assert len(list(nights.folder.glob("*/run.json"))) == 1
+    assert len(list(nights.bench.sweeps.glob("*/run.json"))) == 1
     for node in ("toy2", "toy3"):
         nights.cluster.end_jobs(node)
         nights.cluster.start_node(node)
@@ -356,13 +329,6 @@ def _killed(nights: Nights, seconds: float) -> None:
             one.wait(seconds)
         assert one.poll() is None, one.communicate()[0]
         one.kill()
-
-
-def _state(nights: Nights) -> str:
-    """Tell what the nodes and the jobs are said to be, and which run folders there are."""
-    nodes, jobs = nights.cluster.ask("sinfo", "--long", "--Node"), nights.cluster.ask("squeue", "--states=all")
-    runs = sorted(path.name for path in nights.folder.iterdir())
-    return f"{nodes}\n{jobs}\n{runs}"
 
 
 def _asleep(packs: list[Path]) -> int:

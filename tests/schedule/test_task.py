@@ -9,6 +9,7 @@ from harness.core.words import Evidence
 from harness.host.host import Host
 from harness.lane.cell import Cell
 from harness.schedule import task
+from harness.upstream.source import Source, SourceKind
 from testing.laid_out import HOST
 
 
@@ -22,7 +23,7 @@ def test_a_key_changes_with_everything_that_could_change_what_a_lane_shows(toy: 
     base = keys(toy)
     assert keys(toy) == base
     variants = [
-        keys(replace(toy, tree="0" * 64)),
+        keys(replace(toy, source=Source(SourceKind.RELEASE, "1.0"))),
         keys(replace(toy, pack=other)),
         keys(toy, replace(HOST, torch="2.14.0")),
         keys(toy, replace(HOST, triton="3.7.0")),

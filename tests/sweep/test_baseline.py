@@ -16,7 +16,8 @@ from harness.lane.cell import Cell
 from harness.lane.record import FigureLine, LaneEnd, LaneRecord
 from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, Receipt
-from harness.sweep import baseline, columns, run_folder
+from harness.schedule import selection
+from harness.sweep import baseline, run_folder
 from harness.sweep.baseline import Baseline
 from harness.sweep.outputs import write
 from harness.sweep.results import NOT_HERE
@@ -92,7 +93,7 @@ def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: 
 
 
 def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:
-    newest = replace(toy, column=columns.LATEST, version="2.1")
+    newest = replace(toy, column=selection.LATEST, version="2.1")
     assert baseline.expected(newest, None) == Verdict.FIXED_UPSTREAM
     assert baseline.expected(replace(newest, version="1.9"), None) == Verdict.CONFIRMED
     assert baseline.expected(toy, None) == Verdict.CONFIRMED
@@ -108,16 +109,16 @@ def test_the_newest_run_that_judged_something_is_the_baseline(tmp_path: Path) ->
     judged, empty = (nights.lay(tmp_path, nights.results(night, [nights.cell()])) for night in (0, 1))
     _judged(judged, "01_toy")
     with pytest.raises(HarnessError, match="that run judged nothing"):
-        baseline.find(empty, "9")
+        baseline.find(empty)
     for folder in (tmp_path, judged):
-        assert baseline.find(folder, "9").sweeps == (judged,)
+        assert baseline.find(folder).sweeps == (judged,)
 
 
 def test_each_cell_is_compared_with_the_newest_run_that_judged_it(toy: Cell, tmp_path: Path) -> None:
     older, newer = (nights.lay(tmp_path, nights.results(number, [nights.cell()])) for number in (0, 1))
     _judged(older, toy.pack.name, f"{toy.target}.{toy.evidence}")
     _judged(newer, "02_other")
-    found = baseline.find(tmp_path, "9")
+    found = baseline.find(tmp_path)
     assert found.sweeps == (newer, older)
     for cell in (toy, replace(toy, evidence=None)):
         assert found.receipt_of(cell), "the newest run judged another pack alone"
@@ -132,10 +133,10 @@ def test_what_an_earlier_run_left_damaged_is_passed_over(toy: Cell, tmp_path: Pa
     path = run / "receipts/01_confirmed/cpu.traced.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(damaged)
-    assert baseline.find(run, "9").receipt_of(toy) is None
+    assert baseline.find(run).receipt_of(toy) is None
     (run / "results.json").write_bytes(damaged)
-    assert baseline.find(run.parent, "9").receipt_of(toy) is None
-    assert run_folder.cells_not_run(run.parent, "9") == []
+    assert baseline.find(run.parent).receipt_of(toy) is None
+    assert run_folder.cells_not_run(run.parent) == []
 
 
 def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path: Path) -> None:
@@ -147,13 +148,12 @@ def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path:
 
 
 def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_path: Path) -> None:
-    assert not baseline.find(None, "x").sweeps
+    assert not baseline.find(None).sweeps
     with pytest.raises(HarnessError, match="no such folder"):
-        baseline.find(tmp_path / "missing", "x")
+        baseline.find(tmp_path / "missing")
     runs = tmp_path / "runs"
     runs.mkdir()
-    assert not baseline.find(runs, "x").sweeps, "the first sweep compares with the receipts"
+    assert not baseline.find(runs).sweeps, "the first sweep compares with the receipts"
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
-    with run_folder.open_run(runs, (), moment) as one:
-        assert baseline.find(runs, one.name) == Baseline((), "the committed receipts: no earlier run judged anything")
-        one.finish()
+    with run_folder.open_run(runs, (), moment):
+        assert baseline.find(runs) == Baseline((), "the committed receipts: no earlier run judged anything")

@@ -13,11 +13,11 @@ REQUEST, OTHER = ("packs", "latest=False"), ("packs", "latest=True")
 def test_a_sweep_is_continued_by_the_same_command_while_it_is_young(tmp_path: Path) -> None:
     start = dt.datetime(2026, 11, 20, 23, 50, tzinfo=dt.UTC)
 
-    def opened(request: run_folder.Request, hours: float, *, finish: bool = False) -> str:
+    def opened(request: tuple[str, ...], hours: float, *, finish: bool = False) -> str:
         with run_folder.open_run(tmp_path, request, start + dt.timedelta(hours=hours)) as one:
             if finish:
                 one.finish()
-            return one.name
+            return one.path.name
 
     first = opened(REQUEST, 0)
     assert first == "20261120T235000Z"
@@ -41,10 +41,10 @@ def test_two_sweeps_of_one_second_have_two_folders(tmp_path: Path) -> None:
     names = []
     for _ in range(3):
         with run_folder.open_run(tmp_path, REQUEST, moment) as one:
-            names.append(one.name)
+            names.append(one.path.name)
             one.finish()
     assert names == ["20261120T000000Z", "20261120T000000Z_2", "20261120T000000Z_3"]
-    assert [folder.name for folder in run_folder.finished(tmp_path, names[2])] == names[1::-1]
+    assert [folder.name for folder in run_folder.finished(tmp_path)] == names[::-1]
 
 
 def test_a_run_that_a_wrong_clock_dated_in_the_future_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_run_that_a_wrong_clock_dated_in_the_future_is_not_gone_on_with(tmp_pa
     names = []
     for _ in range(2):
         with run_folder.open_run(tmp_path, REQUEST, moment) as one:
-            names.append(one.name)
+            names.append(one.path.name)
     assert names == ["20261120T000000Z"] * 2
 
 
