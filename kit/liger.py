@@ -141,9 +141,9 @@ class Case(SimpleNamespace):
             if self.saved.startswith("checkpointed"):
                 call = functools.partial(checkpoint, call, use_reentrant=self.saved == "checkpointed reentrant")
             result = call(weight, hidden, self.target if labels is None else labels, bias)
-        outputs = (
-            {name: getattr(result, name, None) for name in OUTPUTS} if self.returns != "loss" else {"loss": result}
-        )
+        outputs = {"loss": result}
+        if self.returns != "loss":
+            outputs = {name: getattr(result, name, None) for name in OUTPUTS}
         shape = (self.BT,) if self.reduction == "none" else ()
         assert getattr(outputs["loss"], "shape", None) == shape, f"the loss has not the shape {shape}: {result}"
         return outputs
@@ -205,8 +205,7 @@ class Case(SimpleNamespace):
             z_losses = z_losses / valid.sum().clamp(min=1)
         losses = losses + z_losses
         if self.use_token_scaling:
-            labels = self.target.where(valid, 0)[:, None]
-            scale = logits.detach().softmax(-1).gather(1, labels)[:, 0]
+            scale = logits.detach().softmax(-1).gather(1, self.target.where(valid, 0)[:, None])[:, 0]
             losses, z_losses = losses * scale, z_losses * scale
         return SimpleNamespace(leaves=leaves, logits=logits, losses=losses, z_losses=z_losses)
 
@@ -247,7 +246,7 @@ class Case(SimpleNamespace):
         """Check losses, pairs of a scale and gradients by name, and what comes beside the loss."""
         valid = self.target != self.ignore_index
         has_mean = bool(valid.any())  # no rows have no mean
-        for name in ("loss", "z_loss") if self.returns != "loss" else ("loss",):
+        for name in OUTPUTS[:1] if self.returns == "loss" else OUTPUTS[:2]:
             if has_mean or self.reduction != "mean":
                 self.close(name, outputs[name], self.right[name], self.tolerance(name, least))
         for scale, gradients in backwards:
@@ -255,12 +254,9 @@ class Case(SimpleNamespace):
                 self.close(f"gradient of {name}", x, self.right[name] * scale, self.tolerance(name, least))
         if self.returns == "all":
             tokens, logits = outputs["predicted_tokens"], self.right["logits"]
-            (best, second), slack = (
-                logits.topk(2).values.T,
-                16 * torch.finfo(self.torch_dtype).eps * logits.abs().amax(-1),
-            )
-            right = logits.argmax(-1).where(valid, -1)
-            is_near_tie = valid & (best - second <= slack)  # it may go either way
+            best, second = logits.topk(2).values.T
+            slack = 16 * torch.finfo(self.torch_dtype).eps * logits.abs().amax(-1)
+            right, is_near_tie = logits.argmax(-1).where(valid, -1), valid & (best - second <= slack)
             assert (is_near_tie | (tokens == right)).all(), f"predicted tokens {tokens}, expected {right}"
             hits = (tokens == self.target).float()
             if has_mean:
