@@ -1,6 +1,13 @@
-"""Liger-Kernel's fused linear cross entropy: its options, a call, and what four contracts ask of it.
+"""Liger-Kernel's fused linear cross entropy: its options, a call, its reference, and what four contracts ask of it.
 
-Sizes are BT tokens, H hidden and V classes.
+Sizes are BT tokens, H hidden and V classes. The reference is plain autograd in float64 on the same rounded inputs.
+Tolerances of the relative error:
+
+- fp32: 8 * eps * sqrt(n) for the longest sum of n terms, as rounding errors grow like its root. 8 leaves room for exp,
+  log and the product that follows.
+- bf16, fp16, autocast: 5 times the error of eager PyTorch in the same dtype, which accumulates gradients over as many
+  chunks as the kernel makes. The kernel rounds no element more than twice as often as eager, and no rounding to nearest
+  errs by more than 2.5 times its root mean square. A small case may have no noise by chance, and at least `least` eps.
 """
 # ruff: noqa: S101 - contracts assert through this
 
@@ -18,31 +25,35 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 
 from kit import autograd, current_target, pairwise
-from kit.cross_entropy import Reference
+from kit.errors import relative_error
+from kit.interpreter import interpret
 
+interpret()  # before upstream is imported
 DEVICE, EXECUTED = current_target().device, current_target().executed
 NAMES = ("input", "weight", "bias")
 OUTPUTS = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
-FACTORS: dict[str, tuple[Any, ...]] = {
-    "dtype": ("float32", "bfloat16", "float16", "autocast"),  # autocast: input in bf16, weight and bias in fp32
-    "shape": ((7, 5, 25), (1, 9, 7), (3, 3, 50), (6, 8, 24)),  # BT, H, V: in 4 chunks, the last short; 1; 3; 3
-    "bias": (True, False),
-    "layout": ("plain", "sliced input", "column-major input", "column-major weight", "strided labels"),
-    "labels": ("some ignored", "none ignored", "all ignored"),
-    "entry": ("module", "function", "functional"),
-    "ce_weight": ("absent", "given", "strided"),
+OPTIONS: dict[str, tuple[Any, ...]] = {
     "ignore_index": (-100, 2),
     "lse_square_scale": (0.0, 0.03),
     "label_smoothing": (0.0, 0.2),
     "softcap": (None, 16.0),
     "accum_dtype": (None, torch.float32),
     "use_token_scaling": (False, True),
-    "returns": ("loss", "z_loss", "token_accuracy", "predicted_tokens", "all"),
 }
-OPTIONS = ("ignore_index", "lse_square_scale", "label_smoothing", "softcap", "accum_dtype", "use_token_scaling")
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "dtype": ("float32", "bfloat16", "float16", "autocast"),  # autocast: input in bf16, weight and bias in fp32
+    "shape": ((7, 5, 25), (1, 9, 7), (3, 3, 50), (6, 8, 24)),  # BT, H, V: in 4 chunks, the last short; 1; 3; 3
+    "bias": (True, False),
+    "layout": ("plain", "column-major input", "column-major weight"),
+    "labels": ("some ignored", "none ignored", "all ignored"),
+    "ce_weight": ("absent", "given"),
+    **OPTIONS,
+    "returns": ("loss", "z_loss", "all"),
+}
 FORMS: dict[str, dict[str, Any]] = {"fp32": {}}
 if EXECUTED:
     FORMS["bf16"] = {"dtype": "bfloat16", "shape": (1024, 1024, 32000)}
@@ -54,29 +65,27 @@ def covering(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def liger() -> SimpleNamespace:
-    """Import the release that is on the path: its module, autograd function and functional form, and their options."""
+def liger() -> Any:  # noqa: ANN401 - a module
+    """Import the release that is on the path: the file of its public module and autograd function."""
     # The parent package imports the transformers library in older releases: it is found, not executed.
-    parent = "liger_kernel.transformers"
-    specification = importlib.util.find_spec(parent)
+    specification = importlib.util.find_spec("liger_kernel.transformers")
     assert specification is not None
-    sys.modules[parent] = importlib.util.module_from_spec(specification)
-    public = importlib.import_module(f"{parent}.fused_linear_cross_entropy")
-    function = public.LigerFusedLinearCrossEntropyFunction
-    return SimpleNamespace(
-        module=public.LigerFusedLinearCrossEntropyLoss,
-        function=function,
-        functional=importlib.import_module(f"{parent}.functional").liger_fused_linear_cross_entropy,
-        parameters=dict([*inspect.signature(function.forward).parameters.items()][1:]),  # without ctx
-    )
+    sys.modules[specification.name] = importlib.util.module_from_spec(specification)
+    return importlib.import_module(f"{specification.name}.fused_linear_cross_entropy")
 
 
 class Case(SimpleNamespace):
-    """A value of each factor: the inputs, the call of the code under test, and its reference.
+    """A value of each factor: the inputs, the call of the code under test, its reference, and checks.
 
     Factors besides FACTORS are reduction, trained ("all", "nothing", one of NAMES, or "frozen " and one of them), way
-    (see `backward`), scales (of the incoming gradients) and saved ("plain", "copied" or "copied at each use" by hooks).
-    An attribute may be set before it is first used.
+    (see `backward`), scales (of the incoming gradients) and saved: "plain"; "copied" or "copied at each use", by hooks;
+    "checkpointed" or "checkpointed reentrant".
+
+    Attributes, which may be set before the case is run:
+        inputs: input [BT, H], weight [V, H] and bias [V], rounded to the dtype; logits have about unit variance
+        target: labels [BT] int64
+        rows: what weighs the rows [BT] with reduction="none"; of a reduced loss, the first is its factor
+        class_weights: weights [V] of the classes
     """
 
     reduction, trained, way, saved = "mean", "all", "once", "plain"
@@ -91,88 +100,52 @@ class Case(SimpleNamespace):
         self.is_trained = [name for name in names if self.trained not in (f"frozen {name}", "nothing")]
         self.is_trained = [self.trained] if self.trained in names else self.is_trained
 
-    @functools.cached_property
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """Input [BT, H], weight [V, H] and bias [V], rounded to the dtype; logits have about unit variance."""
-        random = torch.Generator().manual_seed(9)
-        hidden, weight = torch.randn(self.BT, self.H, generator=random), torch.randn(self.V, self.H, generator=random)
-        tensors = {"input": hidden, "weight": weight * self.H**-0.5}
-        if self.bias:
-            tensors["bias"] = torch.randn(self.V, generator=random) * 0.1
-        tensors = {name: x.to(DEVICE, self.torch_dtype) for name, x in tensors.items()}
-        return {name: x.float() if self.autocast and name != "input" else x for name, x in tensors.items()}
-
-    @functools.cached_property
-    def target(self) -> torch.Tensor:
-        """Labels [BT] int64."""
-        labels = torch.randint(self.V, (self.BT,), generator=torch.Generator().manual_seed(10))
+        random = [torch.Generator().manual_seed(seed) for seed in (9, 10, 11, 12)]
+        shapes = {"input": (self.BT, self.H), "weight": (self.V, self.H), "bias": (self.V,)}
+        norms, self.inputs = {"input": 1.0, "weight": self.H**-0.5, "bias": 0.1}, {}
+        for name in names:
+            x = (torch.randn(shapes[name], generator=random[0]) * norms[name]).to(DEVICE, self.torch_dtype)
+            x = x.t().contiguous().t() if self.layout == f"column-major {name}" else x
+            self.inputs[name] = x.float() if self.autocast and name != "input" else x
+        labels = torch.randint(self.V, (self.BT,), generator=random[1])
         labels[labels == self.ignore_index] = 0
         if self.labels != "none ignored":
             labels[slice(None) if self.labels == "all ignored" else slice(3, None, 7)] = self.ignore_index
-        return labels.to(DEVICE)
-
-    @functools.cached_property
-    def rows(self) -> torch.Tensor:
-        """What weighs the rows [BT] with reduction="none"; of a reduced loss, the first is its factor."""
-        weights = torch.rand(self.BT, generator=torch.Generator().manual_seed(11)) + 0.25
-        return (weights if self.reduction == "none" else torch.ones(self.BT)).to(DEVICE)
-
-    @functools.cached_property
-    def class_weights(self) -> torch.Tensor:
-        """Weights [V] of the classes, with the strides that the code under test is given."""
-        weights = torch.rand(self.V, generator=torch.Generator().manual_seed(12)).to(DEVICE) + 0.5
-        return torch.stack((weights, weights), 1)[:, 0] if self.ce_weight == "strided" else weights
-
-    @functools.cached_property
-    def reference(self) -> Reference:
-        """Losses and gradients in float64."""
-        return Reference(self)
+        weights = torch.rand(self.BT, generator=random[2]) + 0.25
+        classes = torch.rand(self.V, generator=random[3]) + 0.5
+        self.target, self.class_weights = labels.to(DEVICE), classes.to(DEVICE)
+        self.rows = (weights if self.reduction == "none" else torch.ones(self.BT)).to(DEVICE)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that are not at their default, by their public names."""
-        options = {name: getattr(self, name) for name in OPTIONS if getattr(self, name) != FACTORS[name][0]}
+        """The reduction and the options that are not at their default, by their public names."""
+        options = {name: getattr(self, name) for name in OPTIONS if getattr(self, name) != OPTIONS[name][0]}
         options |= {f"return_{name}": True for name in OUTPUTS[1:] if self.returns in (name, "all")}
-        return options | ({} if self.ce_weight == "absent" else {"ce_weight": self.class_weights})
+        options |= {} if self.ce_weight == "absent" else {"ce_weight": self.class_weights}
+        return options | {"reduction": self.reduction}
 
     def leaves(self) -> dict[str, torch.Tensor]:
-        """Return copies of the inputs, with this case's strides."""
-        leaves = {name: x.clone() for name, x in self.inputs.items()}
-        if self.layout == "sliced input":
-            leaves["input"] = torch.stack((leaves["input"], leaves["input"]), -1)[..., 0]
-        elif self.layout.startswith("column-major"):
-            name = self.layout.split()[-1]
-            leaves[name] = leaves[name].t().contiguous().t()
-        return {name: x.requires_grad_(name in self.is_trained) for name, x in leaves.items()}
-
-    def call(self, leaves: dict[str, torch.Tensor], labels: torch.Tensor) -> dict[str, Any]:
-        """Call the code under test; return its outputs by their names. Skips where a release lacks an option."""
-        hidden, weight, bias = (leaves.get(name) for name in NAMES)
-        options = self.options | {"reduction": self.reduction}
-        if missing := [name for name in options if name not in liger().parameters]:
-            pytest.skip(f"this release has no {', '.join(missing)}")
-        if self.entry == "function":
-            arguments = {name: parameter.default for name, parameter in liger().parameters.items()}
-            arguments |= {"_input": hidden, "weight": weight, "target": labels, "bias": bias} | options
-            outputs = liger().function.apply(*arguments.values())
-        elif self.entry == "functional":
-            outputs = liger().functional(hidden, weight, labels, bias, **options)
-        else:
-            outputs = liger().module(**options)(weight, hidden, labels, bias)
-        if isinstance(outputs, torch.Tensor):
-            outputs = (outputs,)
-        elif not isinstance(outputs, tuple):  # older releases return a tuple of the loss and the z loss
-            outputs = [getattr(outputs, name, None) for name in OUTPUTS]
-        return dict(zip(OUTPUTS, outputs, strict=False))
+        """Return copies of the inputs, with their strides."""
+        return {name: x.clone().requires_grad_(name in self.is_trained) for name, x in self.inputs.items()}
 
     def forward(self, leaves: dict[str, torch.Tensor], labels: torch.Tensor | None = None) -> dict[str, Any]:
-        """Call the code under test, under autocast and with hooks on what it saves where this case has them."""
+        """Call the code under test; return its outputs by their names. Skips where a release lacks an option."""
+        module = liger().LigerFusedLinearCrossEntropyLoss
+        if missing := self.options.keys() - inspect.signature(module).parameters:
+            pytest.skip(f"this release has no {', '.join(sorted(missing))}")
+        hidden, weight, bias = (leaves.get(name) for name in NAMES)
         hooks = autograd.copies_of_saved(at_each_use=self.saved == "copied at each use")
         autocast = torch.autocast(DEVICE, torch.bfloat16, enabled=self.autocast)
-        with autocast, hooks if self.saved != "plain" else contextlib.nullcontext():
-            outputs = self.call(leaves, self.target if labels is None else labels)
+        with autocast, hooks if self.saved.startswith("copied") else contextlib.nullcontext():
+            call = module(**self.options)
+            if self.saved.startswith("checkpointed"):
+                call = functools.partial(checkpoint, call, use_reentrant=self.saved == "checkpointed reentrant")
+            result = call(weight, hidden, self.target if labels is None else labels, bias)
+        outputs = {"loss": result}
+        if self.returns != "loss":
+            outputs = {name: getattr(result, name, None) for name in OUTPUTS}
         shape = (self.BT,) if self.reduction == "none" else ()
-        assert getattr(outputs["loss"], "shape", None) == shape, f"the loss has not the shape {shape}: {outputs}"
+        assert getattr(outputs["loss"], "shape", None) == shape, f"the loss has not the shape {shape}: {result}"
         return outputs
 
     def incoming(self, scale: float = 1.0) -> torch.Tensor:
@@ -181,104 +154,148 @@ class Case(SimpleNamespace):
         return gradient if scale == 1.0 else gradient * scale
 
     def backward(self, loss: torch.Tensor, leaves: dict[str, Any], way: str, *scales: float) -> list[Any]:
-        """Go backward; return pairs of an incoming gradient and the gradients by name, None where there is none.
+        """Go backward; return pairs of a scale and the gradients by name, None where there is none.
 
-        "once", "retained once" and "each alone", one leaf at a time, use the first scale. "twice" uses all and retains
-        the graph to the end; "freed by the last" does not, and "into leaves" does the same by way of `grad`, as a
-        reentrant checkpoint refuses autograd.grad. "summed" accumulates the first and the last in `grad`. "written
-        into" sets the first results to 0 before the last backward.
+        "once" and "with a graph" use the first scale, the others all. "freed by the last" and "twice" differ in the
+        last backward, which frees or retains the graph. "summed" accumulates in `grad`, as a reentrant checkpoint
+        refuses autograd.grad. "written into" sets earlier results to 0, and returns the last.
         """
         assert loss.requires_grad, "the loss has no graph"
-        trained = [leaves[name] for name in self.is_trained]
-        incoming = [self.incoming(scale) for scale in (scales[:1] if "once" in way else scales)]
-        first, last = incoming[0], incoming[-1]
-
-        def grad(gradient: torch.Tensor, *, retain: bool, of: Any = trained) -> list[torch.Tensor | None]:  # noqa: ANN401
-            return [*torch.autograd.grad(loss, of, gradient, retain_graph=retain, allow_unused=True)]
-
-        if way == "each alone":
-            pairs = [(first, [x for leaf in trained for x in grad(first, retain=True, of=leaf)])]
-        elif way == "summed":
-            torch.autograd.backward(loss, first, retain_graph=True)
-            torch.autograd.backward(loss, last)
-            pairs = [(first.double() + last.double(), [leaf.grad for leaf in trained])]
-        elif way == "written into":
-            for x in filter(torch.is_tensor, grad(first, retain=True)):
-                x.zero_()
-            pairs = [(last, grad(last, retain=False))]
-        elif way == "into leaves":
-            pairs = []
-            for number, gradient in enumerate(incoming, 1):
-                for leaf in trained:
-                    leaf.grad = None
-                torch.autograd.backward(loss, gradient, retain_graph=number < len(incoming))
-                pairs.append((gradient, [leaf.grad for leaf in trained]))
-        else:
-            pairs = [(gradient, grad(gradient, retain=True)) for gradient in incoming[:-1]]
-            pairs.append((last, grad(last, retain=way in ("retained once", "twice"))))
-        return [(gradient, dict(zip(self.is_trained, gradients, strict=True))) for gradient, gradients in pairs]
+        trained, pairs = [leaves[name] for name in self.is_trained], list[Any]()
+        scales = scales[:1] if way in ("once", "with a graph") else scales
+        for number, scale in enumerate(scales, 1):
+            retain = number < len(scales) or way in ("twice", "with a graph")
+            if way == "summed":
+                torch.autograd.backward(loss, self.incoming(scale), retain_graph=retain)
+                pairs = [(sum(scales), [leaf.grad for leaf in trained])]
+                continue
+            if way == "written into" and pairs:
+                for x in filter(torch.is_tensor, pairs.pop()[1]):
+                    x.zero_()
+            keep = {"retain_graph": retain, "create_graph": way == "with a graph", "allow_unused": True}
+            pairs.append((scale, torch.autograd.grad(loss, trained, self.incoming(scale), **keep)))
+        return [(scale, dict(zip(self.is_trained, gradients, strict=True))) for scale, gradients in pairs]
 
     def run(self) -> tuple[dict[str, Any], list[Any]]:
         """Go forward and backward; return outputs, and pairs as of `backward`. The arguments must not be changed."""
-        leaves, labels, rows = self.leaves(), self.target.clone(), self.rows.clone()
-        if self.layout == "strided labels":
-            labels = torch.stack((labels, labels), -1)[:, 0]
-        outputs = self.forward(leaves, labels)
+        leaves = self.leaves()
+        arguments = {**leaves, "labels": self.target, "incoming gradient": self.rows}
+        before = {name: x.detach().clone() for name, x in arguments.items()}
+        outputs = self.forward(leaves)
         pairs = self.backward(outputs["loss"], leaves, self.way, *self.scales) if self.is_trained else []
-        for name, x in self.inputs.items():
-            assert torch.equal(leaves[name], x), f"{name} was changed"
-        assert torch.equal(labels, self.target), "the labels were changed"
-        assert torch.equal(self.rows, rows), "the incoming gradient was changed"
+        for name, x in arguments.items():
+            assert torch.equal(x, before[name]), f"{name} was changed"
         return outputs, pairs
+
+    def plain(self, *, exact: bool) -> SimpleNamespace:
+        """Return leaves by name, logits [BT, V], losses and z_losses [BT] of plain PyTorch, in float64 or rounded."""
+        leaves = {name: (x.double() if exact else x.clone()).requires_grad_() for name, x in self.inputs.items()}
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=self.autocast and not exact):
+            logits = linear(leaves["input"], leaves["weight"], leaves.get("bias"))
+        logits = logits if exact else logits.float()  # the losses are never in 16 bits
+        if self.softcap:
+            logits = self.softcap * (logits / self.softcap).tanh()
+        valid = self.target != self.ignore_index
+        classes = torch.ones_like(logits[0]) if self.ce_weight == "absent" else self.class_weights.to(logits.dtype)
+        options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing, "reduction": "none"}
+        losses = cross_entropy(logits, self.target, classes, **options)
+        z_losses = (self.lse_square_scale * logits.logsumexp(-1) ** 2).where(valid, 0)
+        if self.reduction == "mean":
+            losses = losses / classes[self.target[valid]].sum().clamp(min=1e-9)
+            z_losses = z_losses / valid.sum().clamp(min=1)
+        losses = losses + z_losses
+        if self.use_token_scaling:
+            scale = logits.detach().softmax(-1).gather(1, self.target.where(valid, 0)[:, None])[:, 0]
+            losses, z_losses = losses * scale, z_losses * scale
+        return SimpleNamespace(leaves=leaves, logits=logits, losses=losses, z_losses=z_losses)
+
+    def reference(self, *, exact: bool) -> dict[str, torch.Tensor]:
+        """Return logits, loss, z_loss and gradients of plain PyTorch; rounded gradients accumulate over chunks."""
+        plain = self.plain(exact=exact)
+        step = 1 << (-(-self.BT // -(-self.V // self.H)) - 1).bit_length()  # rows of a chunk of the kernel
+        for weighted in (plain.losses * self.incoming()).split(self.BT if exact else step):
+            weighted.sum().backward(retain_graph=True)
+        both = (x.detach() if self.reduction == "none" else x.detach().sum() for x in (plain.losses, plain.z_losses))
+        gradients = {name: x.grad for name, x in plain.leaves.items()}
+        return {"logits": plain.logits.detach(), **dict(zip(OUTPUTS, both, strict=False)), **gradients}
+
+    @functools.cached_property
+    def right(self) -> dict[str, torch.Tensor]:
+        """The reference in float64."""
+        return self.reference(exact=True)
+
+    @functools.cached_property
+    def rounded(self) -> dict[str, torch.Tensor]:
+        """The reference in the case's dtype."""
+        return self.reference(exact=False)
+
+    def tolerance(self, name: str, least: float = 0.0) -> float:
+        """Return the tolerance of "loss", "z_loss" or a gradient; in 16 bits it is at least so many eps."""
+        eps = torch.finfo(self.torch_dtype).eps
+        if self.dtype == "float32":
+            return float(8 * eps * max(self.shape) ** 0.5)
+        return max(5 * relative_error(self.rounded[name], self.right[name]), least * eps)
+
+    def close(self, name: str, tensor: Any, right: torch.Tensor, tolerance: float) -> None:  # noqa: ANN401 - also None
+        """Check one tensor."""
+        assert getattr(tensor, "shape", None) == right.shape, f"{name} is no tensor of {right.shape}: {tensor}"
+        error = relative_error(tensor, right)
+        assert error <= tolerance, f"{name}: relative error {error:.2e}, tolerance {tolerance:.2e}"
+
+    def check(self, outputs: dict[str, Any], backwards: list[Any], *, least: float = 0.0) -> None:
+        """Check losses, pairs of a scale and gradients by name, and what comes beside the loss."""
+        valid = self.target != self.ignore_index
+        has_mean = bool(valid.any())  # no rows have no mean
+        for name in OUTPUTS[:1] if self.returns == "loss" else OUTPUTS[:2]:
+            if has_mean or self.reduction != "mean":
+                self.close(name, outputs[name], self.right[name], self.tolerance(name, least))
+        for scale, gradients in backwards:
+            for name, x in gradients.items():
+                self.close(f"gradient of {name}", x, self.right[name] * scale, self.tolerance(name, least))
+        if self.returns == "all":
+            tokens, logits = outputs["predicted_tokens"], self.right["logits"]
+            best, second = logits.topk(2).values.T
+            slack = 16 * torch.finfo(self.torch_dtype).eps * logits.abs().amax(-1)
+            right, is_near_tie = logits.argmax(-1).where(valid, -1), valid & (best - second <= slack)
+            assert (is_near_tie | (tokens == right)).all(), f"predicted tokens {tokens}, expected {right}"
+            hits = (tokens == self.target).float()
+            if has_mean:
+                accuracy = hits if self.reduction == "none" else hits.sum() / valid.sum()
+                self.close("token accuracy", outputs["token_accuracy"], accuracy, 1e-6)
+
+    def judge(self, least: float = 0.0) -> None:
+        """Run the case, and check what it returned."""
+        self.check(*self.run(), least=least)
 
     def check_bits(self, name: str, output: Callable[..., None]) -> None:
         """Check one backward, and record its tensors: where a second run gives the same, both lanes have to."""
-        (outputs, pairs), (outputs_again, pairs_again) = self.run(), self.run()
-        self.reference.check(outputs, pairs)
-        again = {"loss": outputs_again["loss"]} | pairs_again[0][1]
-        for key, x in ({"loss": outputs["loss"]} | pairs[0][1]).items():
+        runs = self.run(), self.run()
+        self.check(*runs[0])
+        tensors, again = ({"loss": outputs["loss"]} | pairs[0][1] for outputs, pairs in runs)
+        for key, x in tensors.items():
             output(f"{name}.{key}", x, must_match=torch.equal(x, again[key]))
 
     def check_change(self, name: str) -> None:
         """Check that a change of a tensor in place makes no difference, or that PyTorch refuses the backward."""
-        leaves, _ = self.leaves(), self.reference.exact  # the reference is made before the change
-        loss = self.forward(leaves)["loss"]
+        leaves, _ = self.leaves(), self.right  # the reference is made before the change
+        outputs = self.forward(leaves)
         with torch.no_grad():
             (leaves | {"labels": self.target})[name].zero_()
-        go = functools.partial(self.backward, loss, leaves, "once", *self.scales)
-        for incoming, gradients in autograd.unless_refused(go, autograd.CHANGED_IN_PLACE) or ():
-            right = self.reference.gradients(incoming)
-            for trained, x in gradients.items():
-                self.reference.close(f"gradient of {trained}", x, right[trained], self.reference.tolerance(trained))
-
-    def check_around(self, around: str) -> None:
-        """Check all backwards of a loss with "on the CPU" (what is saved), "checkpointed" or "reentrant" around it."""
-        leaves, asked = self.leaves(), list[int]()
-
-        def call(*tensors: torch.Tensor) -> Any:  # noqa: ANN401 - the loss
-            return self.forward(dict(zip(leaves, tensors, strict=True)))["loss"]
-
-        if around == "on the CPU":
-            with autograd.offloaded() as asked:
-                loss = call(*leaves.values())
-        else:
-            loss = checkpoint(call, *leaves.values(), use_reentrant=around == "reentrant")
-        self.reference.check({"loss": loss}, self.backward(loss, leaves, "into leaves", *self.scales))
-        uses = len(self.scales)
-        assert max(asked, default=0) <= uses, f"in {uses} backwards saved tensors were asked for {asked} times"
+        go = functools.partial(self.backward, outputs["loss"], leaves, "once", *self.scales)
+        self.check(outputs, autograd.unless_refused(go, autograd.CHANGED_IN_PLACE) or [])
 
     def check_freed(self) -> None:
         """Check that a freed graph keeps nothing alive, and refuses another backward."""
-        labels, copies = self.target.clone(), {name: x.clone() for name, x in self.leaves().items()}  # it keeps leaves
+        leaves, labels = self.leaves(), self.target.clone()
+        copies = {name: x.clone() for name, x in leaves.items()}
         loss = self.forward(copies, labels)["loss"]
-        edges = {name: torch.autograd.graph.get_gradient_edge(copies[name]) for name in self.is_trained}
-        go = functools.partial(self.backward, loss, edges, "once", *self.scales)
-        [(_, gradients)] = go()
-        assert all(x is not None for x in gradients.values()), f"no gradient: {gradients}"
-        storages = autograd.weak_storages([*copies.values(), labels, *gradients.values()])
+        go = functools.partial(self.backward, loss, leaves, "once", *self.scales)
+        pairs = go()
+        self.check({"loss": loss}, pairs)
+        storages = autograd.weak_storages([*copies.values(), labels, *pairs[0][1].values()])
         refused = autograd.unless_refused(go, "backward through the graph a second time") is None
         assert refused, "another backward is not refused"
-        del copies, labels, gradients
+        del copies, labels, pairs
         alive = autograd.kept_alive(storages)
         assert alive == 0, f"the loss keeps {alive} of {len(storages)} tensors alive"
 

@@ -4,18 +4,16 @@ The incoming gradient [BT] is float32. Each token's gradient is multiplied by it
 Weights that bf16 or fp16 hold exactly give the gradients of float64 autograd, and so do all weights in float32.
 
 Not judged: `ce_impl`, torch.compile, several GPUs. Pack 09 has the weights themselves.
-The reference and the reasons for the tolerances are in kit/cross_entropy.py.
+The reference and the reasons for the tolerances are in kit/liger.py.
 """
 
 import pytest
 import torch
 
-from kit.interpreter import interpret
 from kit.liger import DEVICE, FORMS, Case, covering
 from kit.liger import FACTORS as OPTIONS
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "interpreted"}
-interpret()
 FACTORS = OPTIONS | {
     "weights": ("eighths", "signed", "large"),
     "trained": ("all", "frozen weight", "frozen input", "bias"),
@@ -39,8 +37,7 @@ def make(**factors):
     "row", [pytest.param(row, id=f"{n:02}-{row['dtype']}-{row['weights']}") for n, row in enumerate(covering(FACTORS))]
 )
 def test_weights_that_every_dtype_holds(row):
-    case = make(**row)
-    case.reference.check(*case.run(), least=4)
+    make(**row).judge(least=4)
 
 
 @pytest.mark.control
@@ -58,7 +55,7 @@ def test_weights_may_be_larger_than_any_number_of_fp16():
     case = Case(reduction="none", dtype="float16", shape=(24, 2, 60), ce_weight="given")
     # Such weights a GradScaler begins with. The classes weigh so little that no gradient is too large for fp16.
     case.rows, case.class_weights = case.rows * 2**17, case.class_weights / 64
-    case.reference.check(*case.run(), least=4)
+    case.judge(least=4)
 
 
 @pytest.mark.defect
