@@ -17,8 +17,9 @@ from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.host import python_tag
+from harness.pack import requirements
 from harness.pack.model import Pack, Upstream
-from harness.upstream import dependencies, download, newest, tree
+from harness.upstream import download, newest, tree
 from harness.upstream.source import parse_git_source, parse_source
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -28,7 +29,7 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     upstream = pack.definition.upstream
     tree.materialize(cache, upstream, parse_source(None, pack.definition))
     for name in pack.definition.dependencies:
-        members = dependencies.named_set(pack.definition, name, tag).members
+        members = requirements.named_set(pack.definition, name, tag).members
         for package, wheel in members.items():  # a lane's host lays them out
             download.wheel(cache, package, wheel.version, wheel.hashes, tag)
     for environment in pack.definition.environments.values():

@@ -21,7 +21,7 @@ from harness.lane.process import Ended
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
 from harness.lane.script import Script
-from harness.upstream.dependencies import DependencySet
+from harness.pack.requirements import DependencySet
 from harness.upstream.tree import Tree
 
 #: The reason of a lane that was cancelled, whose results say nothing.

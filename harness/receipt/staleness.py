@@ -8,10 +8,9 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host, python_tag
-from harness.pack import judges
+from harness.pack import judges, requirements
 from harness.pack.model import Pack
 from harness.receipt.receipt import DependencyRecord, FixRecord, Hashed, Receipt
-from harness.upstream import dependencies
 from harness.upstream.source import SourceKind
 
 #: A reason why a receipt or a record is STALE.
@@ -49,7 +48,7 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
 def dependency_reasons(pack: Pack, name: str, recorded: DependencyRecord, python: str) -> list[str]:
     """Say how a dependency set of the pack changed, for the Python of the record; empty where it did not."""
     try:
-        members = dependencies.named_set(pack.definition, name, python_tag(python))
+        members = requirements.named_set(pack.definition, name, python_tag(python))
     except HarnessError:
         return ["its dependency set is gone"]
     is_same = recorded.sha256 == members.sha256 or recorded.packages == members.versions

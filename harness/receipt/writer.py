@@ -19,9 +19,9 @@ from harness.host.gpus import Gpu
 from harness.host.host import Host
 from harness.lane.record import LogRecord
 from harness.pack.model import Pack
+from harness.pack.requirements import DependencySet
 from harness.receipt import receipt, redaction
 from harness.receipt.redaction import Scrubber
-from harness.upstream.dependencies import DependencySet
 from harness.upstream.source import commit_of
 from harness.verdict.outcome import Outcome
 

@@ -16,15 +16,15 @@ from harness.core.words import Role, SuiteVerdict, Verdict
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host
 from harness.mutate import soundness as wrong_fixes
-from harness.pack import script_text
+from harness.pack import patch_text, script_text
 from harness.pack.model import Pack
+from harness.pack.patch_text import PatchedFile
 from harness.receipt import staleness
 from harness.receipt.receipt import SUITE, Receipt, is_receipt
 from harness.receipt.receipt import load as load_receipt
 from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
-from harness.upstream.patch import PatchedFile
 from harness.upstream.source import parse_git_source, pinned_source
 from harness.upstream.tree import Tree
 
@@ -154,7 +154,7 @@ def _patch_findings(pack: Pack) -> Iterator[Finding]:
             yield from _errors(patch_errors(text, pack), f"{path.name}: ")
     test = pack.upstream_test_patch
     if test.exists():
-        files = patch.parse(test.read_text(encoding="utf-8", errors="replace"))
+        files = patch_text.parse(test.read_text(encoding="utf-8", errors="replace"))
         errors = [] if suite else ["pack.toml has no [upstream_tests] that says where it applies"]
         errors += [] if files else ["it names no file"]
         yield from _errors([*errors, *_index_errors(files)], f"{test.name}: ")
@@ -241,7 +241,7 @@ def patch_errors(text: str, pack: Pack) -> list[str]:
         errors.append(f"it has no line 'SPDX-License-Identifier: {pack.definition.upstream.license}'")
     if re.search(r"(?m)^(?:From|Signed-off-by|Author): ", head):
         errors.append("From and sign-off are a human's (git commit -s); leave them out")
-    files = patch.parse(text)
+    files = patch_text.parse(text)
     if not files or body.count("\ndiff --git ") + 1 != len(files):
         errors.append("some file of it cannot be read (binary, renamed?)")
     errors += _index_errors(files)

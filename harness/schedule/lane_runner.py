@@ -17,13 +17,13 @@ from harness.lane.cell import Cell
 from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
 from harness.lane.record import LaneEnd, LaneRecord, LogRecord
+from harness.pack.requirements import DependencySet
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
 from harness.schedule.queue import Devices
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
-from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 from harness.verdict import lane_verdict
 

@@ -12,9 +12,8 @@ from harness.core import files, strict_json
 from harness.core.words import LaneName
 from harness.host.host import Host
 from harness.lane.cell import BOTH_LANES, Cell
-from harness.pack import judges
+from harness.pack import judges, requirements
 from harness.receipt import receipt
-from harness.upstream import dependencies
 
 #: The expected seconds of a lane without a receipt.
 UNKNOWN_SECONDS = 120.0
@@ -83,7 +82,7 @@ class Task:
 def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
     """Return the parts of a key that all lanes of a cell share."""
     definition, stated = cell.pack.definition, cell.stated
-    members = None if cell.dependencies else dependencies.named_set(definition, stated.dependencies, host.python_tag)
+    members = None if cell.dependencies else requirements.named_set(definition, stated.dependencies, host.python_tag)
     gpus = tuple(gpu for gpu in host.gpus if gpu.target == cell.gpu)[:1]
     return (
         cell.pack.name,

@@ -11,7 +11,7 @@ from harness.core.words import UNJUDGED, Evidence, Exit, LaneName, Verdict
 from harness.host.gpus import Gpu
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.lane.record import LaneEnd, LaneRecord
-from harness.upstream.dependencies import DependencySet
+from harness.pack.requirements import DependencySet
 from harness.verdict.pack_verdict import Judgement
 
 #: The verdict that one lane alone must give where both lanes must give CONFIRMED.
