@@ -33,10 +33,10 @@ from harness.pack import rules
 from harness.receipt import receipt
 from harness.receipt.receipt import (
     DependencyRecord,
-    FixRecord,
     GpuRecord,
     Hashed,
     HostRecord,
+    PatchRecord,
     Receipt,
     UpstreamRecord,
 )
@@ -193,7 +193,7 @@ RECORD = LaneRecord(
 WHOLE = Receipt(
     receipt.SCHEMA, "01_confirmed", "scale uses the first weight", Kind.WRONG_RESULT, "cpu", Evidence.TRACED,
     Verdict.CONFIRMED, "", ("BITWISE_IDENTICAL",), UpstreamRecord("toykernel", "1.0", "pinned", "ab"),
-    Hashed("ab", "cd"), FixRecord("patch", "fix.patch", "ab", "cd"),
+    Hashed("ab", "cd"), PatchRecord("fix.patch", "ab", "cd"),
     DependencyRecord("default", "ab", {"numpy": "2.0"}),
     {"pristine": RECORD, "patched": RECORD}, HostRecord("3.11.7", "2.13.0", "3.6.0", gpus=(GpuRecord("H200", "9.0"),)),
     LogRecord("cpu.traced.0123456789ab.log", "ab"), "runner.py run 1", "2026-01-01T00:00:00+00:00", 3.0,

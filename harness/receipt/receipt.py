@@ -51,13 +51,13 @@ class Hashed:
 
 
 @dataclass(frozen=True)
-class FixRecord:
-    """The patch of the patched lane."""
+class PatchRecord:
+    """A patch of the pack, and its hashes as in `Hashed`."""
 
-    kind: Annotated[str, Form("patch", "patch".__eq__)]  # how the second tree was made from the first
-    name: Annotated[str, Form("a file beside it", files.is_bare_name)]  # the patch's file in the pack
-    sha256: str  # of the patch's bytes
-    meaning: str  # of the patch, from its first ``diff --git`` on
+    name: Annotated[str, Form("a file beside it", files.is_bare_name)]
+    sha256: str
+    meaning: str  # from its first ``diff --git`` on
+    kind: Annotated[str, Form("patch", "patch".__eq__)] = "patch"  # how the second tree was made from the first
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Receipt:
     claims: tuple[str, ...]
     upstream: UpstreamRecord
     probe: Hashed
-    fix: FixRecord | None
+    fix: PatchRecord | None
     dependencies: DependencyRecord
     lanes: dict[Annotated[str, Form("a lane", words.LaneName)], LaneRecord]
     host: HostRecord
@@ -171,6 +171,11 @@ def judged_by(pack: Pack) -> Hashed:
 def hashed(path: Path) -> Hashed:
     """Hash a patch, by bytes and by meaning."""
     return Hashed(files.sha256_file(path), judges.meaning(path))
+
+
+def patch_record(path: Path) -> PatchRecord:
+    """Record a patch of a pack."""
+    return PatchRecord(path.name, files.sha256_file(path), judges.meaning(path))
 
 
 def to_json(document: object) -> str:

@@ -10,17 +10,17 @@ from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host, python_tag
 from harness.pack import judges, requirements
 from harness.pack.model import Pack
-from harness.receipt.receipt import DependencyRecord, FixRecord, Hashed, Receipt
+from harness.receipt.receipt import DependencyRecord, Hashed, PatchRecord, Receipt
 from harness.upstream.source import SourceKind
 
 #: A reason why a receipt or a record is STALE.
 PATCH_CHANGED = "the patch changed"
 
 
-def patch_changed(path: Path, recorded: Hashed | FixRecord) -> bool:
-    """Whether a patch is gone, or means something else than when it was recorded."""
-    if not path.exists():
-        return True
+def patch_changed(path: Path, recorded: Hashed | PatchRecord | None) -> bool:
+    """Whether a patch came, is gone, or means something else than when it was recorded; None: there was none."""
+    if recorded is None or not path.exists():
+        return recorded is not None or path.exists()
     return files.sha256_file(path) != recorded.sha256 and judges.meaning(path) != recorded.meaning
 
 

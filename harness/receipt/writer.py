@@ -65,12 +65,9 @@ def _host_of_lanes(host: Host, members: DependencySet) -> Host:
     return replace(host, triton=versions.get("triton", host.triton))
 
 
-def _fix_record(outcome: Outcome) -> receipt.FixRecord | None:
+def _fix_record(outcome: Outcome) -> receipt.PatchRecord | None:
     patch, pack = next((end.patch for end in outcome.last if end.patch and end.record), ""), outcome.cell.pack
-    if not patch:
-        return None
-    hashes = receipt.hashed(outcome.cell.patch or (pack.inputs or pack.folder) / patch)
-    return receipt.FixRecord("patch", patch, hashes.sha256, hashes.meaning)
+    return receipt.patch_record(outcome.cell.patch or (pack.inputs or pack.folder) / patch) if patch else None
 
 
 def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:

@@ -157,9 +157,6 @@ class Runner:
             return replace(base, stale=prepared.stale)
         limit = cell.timeout or cell.stated.timeout_s
         remaining = self.session.stop_at - clock if self.session.stop_at is not None else limit
-        locks = self.session.locks or self.session.cache.root / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        shared = () if task.exclusive else devices  # an exclusive lane needs no lock
         spec = Lane(
             cell=cell,
             tree=source,
@@ -168,7 +165,7 @@ class Runner:
             must_load=prepared.must_load if is_patched else (),
             recorded=prepared.must_load or prepared.loads,
             timeout=max(0.1, min(limit, remaining)),
-            locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in shared),
+            locks=() if task.exclusive else self.session.lock_files(devices),
             cancel=cancel,
             share=Share(
                 threads=self.session.threads_of_lane,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.core import files
 from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.host import host as this_host
@@ -51,6 +52,12 @@ class Session:
     threads: int | None = None  # of a lane's libraries; None: the cores divided by the lanes at once
     #: the folder of the files that lanes lock while they share a GPU; None: the cache's, for all runners of this host
     locks: Path | None = None
+
+    def lock_files(self, devices: Iterable[Device]) -> tuple[Path, ...]:
+        """Return the file of each GPU that a lane locks while it shares the GPU."""
+        folder = self.locks or self.cache.root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        return tuple(folder / f"gpu-{files.key_of(device.token)}.lock" for device in devices)
 
     @property
     def threads_of_lane(self) -> int:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.words import SuiteVerdict
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
-from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, UpstreamRecord
+from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, PatchRecord, UpstreamRecord
 from harness.suites.comparison import CaseRow
 from harness.upstream.source import parse_git_source
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class PatchRecord:
-    """A patch of the pack. Two records are equal where name and meaning are."""
-
-    name: str  # of the file
-    sha256: str = field(compare=False)  # of its bytes
-    meaning: str  # the hash of what it does
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class SuiteReceipt:
     files: tuple[str, ...]  # of the suite
     arguments: tuple[str, ...]  # of pytest, from pack.toml
     environment: dict[str, str]  # of the suite, from pack.toml
-    patch: PatchRecord | None
+    patch: PatchRecord
     test_patch: PatchRecord | None  # upstream_test.patch, applied in both lanes; None where the pack has none
     dependencies: DependencyRecord
     host: HostRecord
@@ -48,16 +39,8 @@ class SuiteReceipt:
     seconds: float  # of all lanes together
 
 
-def patch_record(path: Path) -> PatchRecord | None:
-    """Record a patch of the pack; None where there is no such file."""
-    if not path.exists():
-        return None
-    hashes = receipt.hashed(path)
-    return PatchRecord(path.name, hashes.sha256, hashes.meaning)
-
-
 def load(folder: Path) -> SuiteReceipt | None:
-    """Read the receipt in a folder of receipts, if it is there. HarnessError is raised where it cannot be read."""
+    """Read the receipt in a folder of receipts, if it is there; HarnessError: it cannot be read."""
     path = folder / SUITE
     return receipt.load_as(path, SuiteReceipt, "runner.py upstream-tests --record") if path.exists() else None
 
@@ -72,9 +55,8 @@ def reasons(pack: Pack, recorded: SuiteReceipt) -> list[str]:
     changed = {
         "[upstream_tests]": stated != (recorded.files, recorded.arguments, recorded.environment),
         "its tree": origin not in (recorded.upstream.commit, recorded.upstream.sha256),
-        "the patch": patch_record(pack.suite_patch(suite)) != recorded.patch,
-        "upstream_test.patch": patch_record(pack.upstream_test_patch) != recorded.test_patch,
+        "the patch": staleness.patch_changed(pack.suite_patch(suite), recorded.patch),
+        "upstream_test.patch": staleness.patch_changed(pack.upstream_test_patch, recorded.test_patch),
     }
-    python = recorded.host.python
     changes = [f"{name} changed" for name, is_changed in changed.items() if is_changed]
-    return changes + staleness.dependency_reasons(pack, suite.dependencies, recorded.dependencies, python)
+    return changes + staleness.dependency_reasons(pack, suite.dependencies, recorded.dependencies, recorded.host.python)
