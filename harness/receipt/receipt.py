@@ -13,6 +13,7 @@ from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
 from harness.core.structure import Form, Structured
 from harness.core.words import Evidence, Kind, Verdict
+from harness.host.host import Host
 from harness.lane.record import FigureLine, LaneRecord, LogRecord
 from harness.pack import forms, judges
 from harness.pack.model import Pack
@@ -70,37 +71,6 @@ class DependencyRecord:
 
 
 @dataclass(frozen=True)
-class GpuRecord:
-    """One GPU that a lane had."""
-
-    name: str
-    compute_capability: str
-
-
-@dataclass(frozen=True)
-class HostRecord:
-    """The host of a run; a field is empty where the host lacks the thing, or an older runner did not record it."""
-
-    python: str
-    torch: str
-    triton: str
-    cuda: str = ""
-    driver: str = ""
-    gpus: tuple[GpuRecord, ...] = ()
-    system: str = ""
-    cudnn: str = ""
-    nccl: str = ""
-    variables: tuple[str, ...] = ()
-
-    @property
-    def gpu(self) -> str:
-        """The name of the GPUs, after their number where there are several; empty where none was used."""
-        if not self.gpus:
-            return ""
-        return f"{len(self.gpus)} x {self.gpus[0].name}" if len(self.gpus) > 1 else self.gpus[0].name
-
-
-@dataclass(frozen=True)
 class Repeats:
     """How many runs gave the verdict, out of how many. ValueError: more than there were, or none."""
 
@@ -138,7 +108,7 @@ class Receipt:
     fix: PatchRecord | None
     dependencies: DependencyRecord
     lanes: dict[Annotated[str, Form("a lane", words.LaneName)], LaneRecord]
-    host: HostRecord
+    host: Host
     log: Annotated[LogRecord, Form("a file beside it", _lies_beside)]
     command: str
     started: Annotated[str, Form("a date and time with its zone", parse_time)]

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core import files
@@ -47,11 +47,9 @@ def without_lane_folders(text: str) -> str:
     return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
 
 
-def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
-    """Record a host, and the GPUs that lanes had."""
-    records = (receipt.GpuRecord(gpu.name, ".".join(map(str, gpu.compute_capability))) for gpu in gpus)
-    fields = asdict(host) | {"torch": host.torch or "", "triton": host.triton or "", "gpus": tuple(records)}
-    return receipt.HostRecord(**fields | {"driver": host.driver if gpus else ""})
+def host_record(host: Host, gpus: tuple[Gpu, ...]) -> Host:
+    """Record a host, with the GPUs that lanes had."""
+    return replace(host, gpus=gpus, driver=host.driver if gpus else "")
 
 
 def _host_of_lanes(host: Host, members: DependencySet) -> Host:

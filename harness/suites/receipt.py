@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.words import SuiteVerdict
+from harness.host.host import Host
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
-from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, PatchRecord, UpstreamRecord
+from harness.receipt.receipt import SUITE, DependencyRecord, PatchRecord, UpstreamRecord
 from harness.suites.comparison import CaseRow
 from harness.upstream.source import parse_git_source
 
@@ -30,7 +31,7 @@ class SuiteReceipt:
     patch: PatchRecord
     test_patch: PatchRecord | None  # upstream_test.patch, applied in both lanes; None where the pack has none
     dependencies: DependencyRecord
-    host: HostRecord
+    host: Host
     before: dict[str, int]  # the number of tests by result, without the patch
     after: dict[str, int]  # with it
     tests: tuple[CaseRow, ...]  # whose change is not `SAME`

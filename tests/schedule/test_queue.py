@@ -21,7 +21,7 @@ def _task(toy: Cell, name: str, seconds: float | None, *, gpus: int = 0, wrong: 
 
 
 def _device(number: int, memory_gib: float = 140.0, *, is_instance: bool = False) -> Device:
-    return Device(str(number), str(number), Gpu("Toy", (9, 0), memory_gib), None, None, is_instance)
+    return Device(str(number), str(number), Gpu("Toy", "9.0"), None, None, is_instance, memory_gib)
 
 
 def _places(jobs: int, *memory_gib: float) -> Places:
