@@ -23,7 +23,7 @@ DEFAULT = "default"
 #: The lane's interpreter brings these packages and their dependencies.
 INTERPRETERS = {"torch", "triton"}
 FILE = re.compile(r"requirements(?:\.(?P<name>[A-Za-z0-9][A-Za-z0-9.-]*))?\.txt")
-COMMENT = re.compile(r"(?m)(?:^|[ \t])#.*")
+COMMENT = re.compile(r"#(?<!\S#).*")
 SHA256 = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -108,22 +108,24 @@ def exact_pin(text: str) -> tuple[Requirement, str]:
 def read(text: str) -> tuple[dict[str, Dependency], list[str]]:
     """Return the pins of a requirements file by package, and its errors, which quote no URL."""
     dependencies: dict[str, Dependency] = {}
-    errors = []
+    errors, names = list[str](), set[str]()
     joined = re.sub(r"\\\s*\n", " ", COMMENT.sub("", text))
     for line in filter(None, map(str.strip, joined.splitlines())):
-        specification, *hashes = re.split(r"\s+--hash=", line)
+        specification, *hashes = map(str.strip, line.split(" --hash="))
         digests = [match[1] for match in map(SHA256.fullmatch, hashes) if match]
-        package = re.split(r"[^\w.-]", line)[0][:80]
+        package = re.sub(r"[^\w.-].*", "", line)[:80]
+        name = canonicalize_name(package)
         try:
             requirement, version = exact_pin(specification)
         except ValueError:
             version = ""
         if not version or not hashes or len(digests) != len(hashes):
             errors.append(f"{package or 'a line'}: no PACKAGE==VERSION with its sha256. Next: uv's --generate-hashes")
-        elif canonicalize_name(package) in INTERPRETERS:
+        elif name in INTERPRETERS:
             errors.append(f"{package}: the lane's interpreter brings it. Next: make the file with packs/uv.toml")
-        elif canonicalize_name(package) in map(canonicalize_name, dependencies):
+        elif name in names:
             errors.append(f"{package}: it stands there twice; every Python takes one version")
         else:
+            names.add(name)
             dependencies[package] = Dependency(version, tuple(digests), str(requirement.marker or ""))
     return dependencies, errors
