@@ -20,7 +20,7 @@ from harness.host.host import python_tag
 from harness.pack import requirements
 from harness.pack.model import Pack, Upstream
 from harness.upstream import download, newest, tree
-from harness.upstream.source import parse_git_source, parse_source
+from harness.upstream.source import parse_source
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -48,7 +48,7 @@ def _steps(pack: Pack, cache: Cache, tag: str, *, latest: bool) -> Iterator[tupl
     yield pack.name, partial(_fetch, pack, cache, tag)
     for section in (definition.upstream_tests, definition.ask):
         if section is not None and section.origin:
-            other = partial(tree.materialize, cache, upstream, parse_git_source(section.origin))
+            other = partial(tree.materialize, cache, upstream, parse_source(section.origin, definition))
             yield f"{pack.name}, its tree at {section.origin}", other
     if latest:
         yield f"the newest release of {upstream.package}", partial(_fetch_newest, cache, upstream)

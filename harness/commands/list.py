@@ -41,7 +41,7 @@ class Entry:
 
 def _entry(pack: Pack, target: str, best: Receipt | None) -> Entry:
     definition = pack.definition.targets.get(target)
-    expected = definition.verdict if definition else ""
+    expected = pack.definition.expected if definition else ""
     if best is None:
         return Entry(target, expected, strength=strength.summary(pack, target, ""))
     reasons = tuple(staleness.reasons(pack, best))

@@ -68,7 +68,7 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
 
 def _judge(pack: Pack, tests: UpstreamTests, session: Session, *, record: bool) -> SuiteVerdict:
     """Run the suite of one pack, and print what it showed; a suite that was not judged has no receipt."""
-    name = f"{pack.name} with {pack.suite_patch(tests).name}"
+    name = f"{pack.name} with {pack.suite_patch.name}"
     try:
         receipt = suite.judge(pack, tests, session)
     except (HarnessError, StalePatchError) as error:

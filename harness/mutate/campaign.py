@@ -215,8 +215,8 @@ def _unmeasured(cell: Cell) -> str:
         return cell.reason
     if not cell.is_listed:  # the files that a fix must load there are not stated
         return "pack.toml does not list this target, and a strength is about one that it lists"
-    if cell.is_stated and cell.stated.verdict != Verdict.CONFIRMED:
-        return f"pack.toml expects {cell.stated.verdict}: no fix of it is right, so that none is wrong"
+    if not cell.pack.definition.has_patch:
+        return f"pack.toml expects {Verdict.REPRODUCED}: no fix of it is right, so that none is wrong"
     return ""
 
 

@@ -25,7 +25,7 @@ from harness.receipt.receipt import load as load_receipt
 from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
-from harness.upstream.source import parse_git_source, pinned_source
+from harness.upstream.source import parse_source, pinned_source
 from harness.upstream.tree import Tree
 
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
@@ -92,7 +92,7 @@ def _ask_findings(pack: Pack, cache: Cache, receipts: list[Receipt]) -> Iterator
     yield from _errors(f"ask.checks: no defect check of a receipt matches {glob!r}" for glob in missing)
     try:
         if path.exists():
-            asked = tree.materialize(cache, pack.definition.upstream, parse_git_source(ask.origin))
+            asked = tree.materialize(cache, pack.definition.upstream, parse_source(ask.origin, pack.definition))
             patch.apply(cache, asked, pack.definition.upstream, path, exact=True)
     except UnavailableError as error:
         yield Finding(f"ask.patch was not tried: {error}", is_warning=True)
@@ -146,7 +146,7 @@ def _patch_findings(pack: Pack) -> Iterator[Finding]:
         yield from _errors(f'{name}: pack.toml says fix = "none"' for name in names)
         return
     suite = pack.definition.upstream_tests
-    paths = [pack.patch, pack.ask_patch, pack.suite_patch(suite) if suite else None]
+    paths = [pack.patch, pack.ask_patch]
     yield from _errors(f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists())
     for path in (pack.patch, pack.own_head_patch, pack.ask_patch):
         if path is not None and path.exists():
@@ -188,9 +188,10 @@ def _stale_reasons(pack: Pack, receipt: Receipt, folder: str) -> list[str]:
     reasons, ask = staleness.reasons(pack, receipt), pack.definition.ask
     if folder != "ask":
         return reasons
-    if ask is None or not ask.patch:
+    if ask is None:
         return ["pack.toml asks for no patch"]
-    reasons += ["ask.origin changed"] if receipt.upstream.commit != parse_git_source(ask.origin).value else []
+    commit = parse_source(ask.origin, pack.definition).value
+    reasons += ["ask.origin changed"] if receipt.upstream.commit != commit else []
     return reasons + (["ask.checks changed"] if receipt.about != ask.checks else [])
 
 
@@ -207,7 +208,8 @@ def _receipt_errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool)
     if target is None:
         errors.append(f"pack.toml lists no target {receipt.target}")
     else:
-        verdict = Verdict.CONFIRMED if is_asked else target.verdict if is_own or head is None else head.verdict
+        stated = pack.definition.expected if is_own or head is None else head.verdict
+        verdict = Verdict.CONFIRMED if is_asked else stated
         if receipt.verdict != verdict:
             errors.append(f"shows {receipt.verdict}, pack.toml expects {verdict}")
         missing_claims = [claim for claim in target.claims_of(receipt.evidence) if claim not in receipt.claims]

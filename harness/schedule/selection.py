@@ -40,7 +40,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
     """
     if request.upstream == ASK:
         ask = pack.definition.ask
-        if ask is None or not ask.patch:
+        if ask is None:
             raise HarnessError("--upstream ask: pack.toml names no patch in [ask]. Next: runner.py run, without it")
         cell = cell_of(pack, planned, replace(request, upstream=ask.origin), host, cache)
         return replace(cell, column=ASK, patch=pack.ask_patch, about=ask.checks)

@@ -47,7 +47,7 @@ class Task:
     @property
     def exclusive(self) -> bool:
         """Whether it shares neither a GPU nor (without one) the cores."""
-        return self.faults > 0 or self.cell.exclusive
+        return self.faults > 0 or self.cell.alone
 
     @property
     def gpus(self) -> int:
@@ -118,7 +118,7 @@ def tasks(cell: Cell, host: Host, repeat: int, *, urgent: bool = False) -> list[
         return []
     base, patches = _key_base(cell, host), _patches_key(cell)
     durations = _durations(cell.pack.receipts)
-    waits = cell.lanes == BOTH_LANES and not cell.lanes_are_independent
+    waits = cell.lanes == BOTH_LANES and not cell.is_stated
     planned: list[Task] = []
     previous: dict[LaneName, str] = {}
     for number in range(1, repeat + 1):

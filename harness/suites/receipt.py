@@ -7,11 +7,11 @@ from pathlib import Path
 
 from harness.core.words import SuiteVerdict
 from harness.host.host import Host
-from harness.pack.model import Pack
+from harness.pack.model import TESTS, Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import SUITE, DependencyRecord, PatchRecord, UpstreamRecord
 from harness.suites.comparison import CaseRow
-from harness.upstream.source import parse_git_source
+from harness.upstream.source import parse_source
 
 SCHEMA = 1
 
@@ -51,13 +51,13 @@ def reasons(pack: Pack, recorded: SuiteReceipt) -> list[str]:
     upstream, suite = pack.definition.upstream, pack.definition.upstream_tests
     if suite is None:
         return ["pack.toml has no [upstream_tests]"]
-    origin = parse_git_source(suite.origin).value if suite.origin else upstream.sha256 or upstream.commit
+    origin = parse_source(suite.origin, pack.definition).value if suite.origin else upstream.sha256 or upstream.commit
     stated = (suite.files, suite.arguments, suite.environment)
     changed = {
         "[upstream_tests]": stated != (recorded.files, recorded.arguments, recorded.environment),
         "its tree": origin not in (recorded.upstream.commit, recorded.upstream.sha256),
-        "the patch": staleness.patch_changed(pack.suite_patch(suite), recorded.patch),
+        "the patch": staleness.patch_changed(pack.suite_patch, recorded.patch),
         "upstream_test.patch": staleness.patch_changed(pack.upstream_test_patch, recorded.test_patch),
     }
     changes = [f"{name} changed" for name, is_changed in changed.items() if is_changed]
-    return changes + staleness.dependency_reasons(pack, suite.dependencies, recorded.dependencies, recorded.host.python)
+    return changes + staleness.dependency_reasons(pack, TESTS, recorded.dependencies, recorded.host.python)

@@ -19,7 +19,7 @@ from harness.host.host import cores
 from harness.lane import built_environment, environment, process
 from harness.lane.cell import Cell
 from harness.lane.process import Command
-from harness.pack.model import Pack, UpstreamTests
+from harness.pack.model import TESTS, Pack, UpstreamTests
 from harness.receipt import writer
 from harness.receipt.receipt import DependencyRecord, UpstreamRecord, patch_record
 from harness.schedule.lane_runner import Runner
@@ -115,8 +115,8 @@ def judge(pack: Pack, tests: UpstreamTests, session: Session) -> SuiteReceipt:
         target=target,
         evidence=None,  # a suite has none
         source=parse_source(tests.origin or None, pack.definition),
-        dependencies=(tests.dependencies,),
-        patch=pack.suite_patch(tests),
+        dependencies=(TESTS,),
+        patch=pack.suite_patch,
         environment=built_environment.find_environment(cache, host, pack.definition.stated(target).environment),
     )
     prepared = Runner(session).prepare(cell)
@@ -143,7 +143,7 @@ def judge(pack: Pack, tests: UpstreamTests, session: Session) -> SuiteReceipt:
         files=tests.files,
         arguments=tests.arguments,
         environment=tests.environment,
-        patch=patch_record(pack.suite_patch(tests)),
+        patch=patch_record(pack.suite_patch),
         test_patch=patch_record(own) if own.exists() else None,
         dependencies=DependencyRecord(members.name, members.sha256, members.versions),
         host=writer.host_record(host, tuple(device.gpu for device in devices)),

@@ -78,14 +78,6 @@ def pinned_source(definition: Definition) -> Source:
     return Source(SourceKind.PINNED, upstream.version)
 
 
-def parse_git_source(text: str) -> Source:
-    """Return the origin that a pack.toml names as ``git+URL@COMMIT``; HarnessError: the text has another form."""
-    match = GIT_PATTERN.fullmatch(text)
-    if match is None:
-        raise HarnessError(f"{text!r} is no git+URL@COMMIT")
-    return Source(SourceKind.GIT, match["commit"], match["url"])
-
-
 def _release(text: str, definition: Definition) -> Source:
     package, release = definition.upstream.package, definition.upstream.version
     try:

@@ -91,8 +91,7 @@ class Outcome:
             return "" if verdict == Verdict.CONFIRMED else f"{Verdict.CONFIRMED} was expected"
         if not cell.is_stated:
             return "controls are wrong" if verdict == Verdict.CONTROL_FAILED else ""
-        expects_stated = self.belongs_to_pack or cell.stated.verdict != Verdict.CONFIRMED
-        expected = cell.stated.verdict if expects_stated else HALF[cell.lanes[0]]
+        expected = cell.pack.definition.expected if self.belongs_to_pack else HALF[cell.lanes[0]]
         if verdict != expected:
             return f"{expected} was expected"
         claims = cell.stated.claims_of(cell.evidence) if self.belongs_to_pack else ()

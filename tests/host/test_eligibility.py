@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, Verdict, is_target
+from harness.core.words import Evidence, is_target
 from harness.host import eligibility
 from harness.host.gpus import Gpu
 from harness.host.host import Host
@@ -21,7 +21,7 @@ H200 = replace(NO_GPU, gpus=(Gpu("NVIDIA H200", "9.0"),))
 
 def _pack(workbench: Workbench, **targets: tuple[Evidence, ...]) -> Pack:
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    definitions = {name: Target(evidence, Verdict.CONFIRMED, ()) for name, evidence in targets.items()}
+    definitions = {name: Target(evidence, ()) for name, evidence in targets.items()}
     return replace(loaded, definition=replace(loaded.definition, targets=definitions))
 
 
@@ -67,7 +67,7 @@ def test_what_is_only_compiled_for_gpus_is_compiled_for_another_too(workbench: W
 
 def test_an_unlisted_gpu_is_given_what_the_listed_one_needs(workbench: Workbench) -> None:
     pack = load.load_pack(workbench.lay("01_confirmed"))
-    target = Target((Evidence.EXECUTED,), Verdict.CONFIRMED, ("src/x.py",), ("CLAIM",), (), "other", gpus=2)
+    target = Target((Evidence.EXECUTED,), ("src/x.py",), ("CLAIM",), (), "other", gpus=2)
     pack = replace(pack, definition=replace(pack.definition, targets={"sm_90a": target}))
     stated = pack.definition.stated("sm_100a")
     assert (stated.dependencies, stated.gpus, stated.loads, stated.claims) == ("other", 2, (), ())
