@@ -38,8 +38,8 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
 
 
 def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
-    file = newest.release(cache, upstream.package, wheels_only=upstream.is_wheel).file
-    download.fetch(cache, upstream.package, file.file, file.sha256)
+    release = newest.release(cache, upstream.package, wheels_only=upstream.is_wheel)
+    download.fetch(cache, upstream.package, release.file, release.sha256)
 
 
 def _steps(pack: Pack, cache: Cache, tag: str, *, latest: bool) -> Iterator[tuple[str, Callable[[], object]]]:

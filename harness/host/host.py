@@ -43,12 +43,10 @@ class Host:
         return python_tag(self.python)
 
     def count(self, target: str) -> int:
-        """Return the number of this host's GPUs of an architecture."""
         return sum(gpu.target == target for gpu in self.gpus)
 
     @property
     def auto_target(self) -> str:
-        """The architecture of the first GPU, else cpu."""
         return self.gpus[0].target if self.gpus else "cpu"
 
 

@@ -63,7 +63,6 @@ class Lane:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The import names of the modules under test."""
         return self.cell.pack.definition.upstream.modules
 
 

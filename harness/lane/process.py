@@ -149,7 +149,6 @@ def _read(supervisor: subprocess.Popen[bytes], report: int, command: Command) ->
 
 
 def _ended(report: str) -> Ended:
-    """Read the six lines of a supervisor."""
     reason, status, seconds, peak_memory, left_behind, waited = report.split("\n")
     return Ended(reason, int(status), float(seconds), int(peak_memory), int(left_behind), float(waited))
 

@@ -44,7 +44,6 @@ class Script:
 
     @property
     def text(self) -> str:
-        """The verdict and its reason, as tables show them."""
         return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
 
 

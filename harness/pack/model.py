@@ -28,7 +28,6 @@ class Upstream:
 
     @property
     def is_commit(self) -> bool:
-        """Whether a commit is pinned, not a release."""
         return not self.file
 
     @property
@@ -219,7 +218,6 @@ class Definition:
 
     @property
     def has_patch(self) -> bool:
-        """Whether there is a patched lane besides the pristine one."""
         return self.fix == Fix.PATCH
 
     @property

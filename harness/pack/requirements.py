@@ -71,12 +71,10 @@ class DependencySet:
 
     @property
     def sha256(self) -> str:
-        """The hash of that file."""
         return files.sha256_bytes(self.requirements.encode())
 
     @property
     def versions(self) -> dict[str, str]:
-        """Map each package to its version."""
         return {package: member.version for package, member in self.members.items()}
 
 

@@ -78,16 +78,15 @@ def _look_up(moving: Callable[..., Fields], cache: Cache, *subject: object) -> F
 
 def _latest(cache: Cache, package: str, is_wheel: bool) -> Fields:  # noqa: FBT001 - a key of the cache
     release = newest.release(cache, package, wheels_only=is_wheel)
-    version = release.file.version
-    source = Source(SourceKind.RELEASE, version)
-    return {"source": source, "version": version, "tree": release.file.sha256, "seen": release.seen}
+    source = Source(SourceKind.RELEASE, release.version)
+    return {"source": source, "version": release.version, "tree": release.sha256, "seen": release.seen}
 
 
 def _head(cache: Cache, repository: str) -> Fields:
     head = newest.head(cache, repository)
-    version = f"commit {head.commit[:12]} of {head.date}"
+    version = f"commit {head.version[:12]} of {head.date}"
     return {
-        "source": Source(SourceKind.GIT, head.commit, repository),
+        "source": Source(SourceKind.GIT, head.version, repository),
         "version": version,
         "tree": "",
         "seen": head.seen,

@@ -119,7 +119,6 @@ def fetch_from_mirror(mirrors: Path, url: str, commit: str, repository: Path) ->
 
 
 def _clone(cache: Cache, url: str, commit: str) -> Path:
-    """Return a bare clone in the cache that has the commit."""
     clone = cache.entry("git", files.key_of(url))
 
     def has_commit() -> bool:

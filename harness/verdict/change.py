@@ -135,7 +135,6 @@ class Compared:
 
     @property
     def change(self) -> Change:
-        """What the change does."""
         return compare_sides(self.base, self.head)
 
 

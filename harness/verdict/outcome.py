@@ -34,7 +34,6 @@ class Outcome:
 
     @property
     def last(self) -> tuple[LaneEnd, ...]:
-        """The lanes of the last run."""
         return self.runs[-1] if self.runs else ()
 
     @property
@@ -44,17 +43,14 @@ class Outcome:
 
     @property
     def pristine(self) -> LaneRecord | None:
-        """What the pristine lane of the last run showed; None where it did not run."""
         return self.lanes.get(LaneName.PRISTINE)
 
     @property
     def patched(self) -> LaneRecord | None:
-        """What the patched lane of the last run showed; None where it did not run."""
         return self.lanes.get(LaneName.PATCHED)
 
     @property
     def version(self) -> str:
-        """The version of the tree, as the runner knows it."""
         return self.last[0].version if self.last else ""
 
     @property
@@ -68,7 +64,6 @@ class Outcome:
         return sum(end.seconds for run in self.runs for end in run)
 
     def ends(self, lane: LaneName) -> list[LaneEnd]:
-        """List the ends of one lane, in the order of the runs."""
         return [end for run in self.runs for end in run if end.lane == lane]
 
     @property
