@@ -50,6 +50,14 @@ def _imported(source: str) -> set[str]:
     return modules
 
 
+@functools.cache
+def _kit_file(module: str) -> Path | None:
+    """Return the file of a module that can change a verdict; None for another name."""
+    path = files.REPOSITORY.joinpath(*module.split("."))
+    sources = () if module == PLUGIN else (path.with_suffix(".py"), path / "__init__.py")
+    return next(filter(Path.is_file, sources), None)
+
+
 def _stamp(path: Path) -> tuple[int, int, int]:
     """Return what changes with the content of a file, for this process."""
     stat = path.stat()
@@ -65,11 +73,9 @@ def _kit_files(contract: Path, _stamp: tuple[int, int, int]) -> tuple[Path, ...]
     except UnicodeDecodeError:  # a run reports it
         return ()
     while unread:
-        for module in _imported(unread.pop()) - {PLUGIN}:
-            path = files.REPOSITORY.joinpath(*module.split("."))
-            sources = {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()} - kit_files
-            kit_files |= sources
-            unread += [file.read_text(encoding="utf-8") for file in sources]
+        sources = {file for module in _imported(unread.pop()) if (file := _kit_file(module))} - kit_files
+        kit_files |= sources
+        unread += [file.read_text(encoding="utf-8") for file in sources]
     return tuple(sorted(kit_files))
 
 

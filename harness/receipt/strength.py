@@ -157,8 +157,9 @@ def files_of(pack: Pack) -> list[Path]:
 
 def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Strength | None:
     """Return the record of one target with that evidence; None where it is missing or cannot be read."""
+    path = pack.folder / "receipts" / f"{kind}{target}.{evidence}.json"
     try:
-        return load(pack.folder / "receipts" / f"{kind}{target}.{evidence}.json")
+        return load(path) if path.exists() else None
     except HarnessError:  # `check` says why
         return None
 
