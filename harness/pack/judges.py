@@ -40,7 +40,7 @@ DOCSTRING = re.compile(rf"\A(?:[ \t\f]*(?:#[^\n]*)?\n)*[rRuU]?(?>{STRING})[ \t]*
 def _imported(source: str) -> set[str]:
     """Return the kit's modules that a file imports, and the names that it takes from them.
 
-    It reads the text: `list` needs this for every receipt of every pack, and a parser takes ten times as long.
+    It reads the text: `list` needs this for every pack, and a parser takes ten times as long.
     """
     modules: set[str] = set()
     for match in IMPORT.finditer(source):
