@@ -209,7 +209,7 @@ def _stated(folder: Path, line: str) -> None:
 
 
 def test_lanes_that_fill_a_gpu_run_on_all_gpus_at_once_one_on_each(workbench: Workbench) -> None:
-    workbench.gpus({}, {})
+    workbench.gpus({"total": 140 * 2**30}, {"total": 140 * 2**30})
     for number in range(3):
         _stated(workbench.lay(GPU_TOY, f"00{number}_toy", seconds="0.4"), "gpu_memory_gib = 100")
     workbench.lay("01_confirmed")
