@@ -11,9 +11,9 @@ from harness.host.host import Host
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.pack import load
+from harness.pack.requirements import DependencySet
 from harness.schedule import selection
 from harness.schedule.lane_runner import Prepared
-from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 
 #: A host without a GPU.

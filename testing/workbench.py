@@ -19,7 +19,7 @@ import psutil
 from harness.core import cache
 from harness.core.cache import Cache
 from harness.host import host
-from harness.pack import load
+from harness.pack import load, requirements
 from harness.pack.model import Pack
 from harness.report import report, soundness
 from harness.upstream import dependencies, tree
@@ -190,7 +190,7 @@ def unpacked(one: Pack) -> Tree:
 def installed(one: Pack) -> Path:
     """Lay out what a real pack wants beside it on the target cpu, in the user's cache."""
     name, tag = one.definition.targets["cpu"].dependencies, host.detect().python_tag
-    members = dependencies.named_set(one.definition, name, tag)
+    members = requirements.named_set(one.definition, name, tag)
     layout = dependencies.layout(Cache(cache.default_root()), members, Path(sys.executable), tag)
     layout.lay_out()
     return layout.folder

@@ -27,16 +27,16 @@ from hypothesis import strategies as st
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.structure import StructureError
 from harness.core.words import Evidence, Kind, LaneVerdict, Role, Verdict
+from harness.host.gpus import Gpu
+from harness.host.host import Host
 from harness.lane import results
 from harness.lane.record import CheckLine, FigureLine, LaneRecord, LogRecord, OutputLine, UpstreamLine
 from harness.pack import rules
 from harness.receipt import receipt
 from harness.receipt.receipt import (
     DependencyRecord,
-    FixRecord,
-    GpuRecord,
     Hashed,
-    HostRecord,
+    PatchRecord,
     Receipt,
     UpstreamRecord,
 )
@@ -193,9 +193,9 @@ RECORD = LaneRecord(
 WHOLE = Receipt(
     receipt.SCHEMA, "01_confirmed", "scale uses the first weight", Kind.WRONG_RESULT, "cpu", Evidence.TRACED,
     Verdict.CONFIRMED, "", ("BITWISE_IDENTICAL",), UpstreamRecord("toykernel", "1.0", "pinned", "ab"),
-    Hashed("ab", "cd"), FixRecord("patch", "fix.patch", "ab", "cd"),
+    Hashed("ab", "cd"), PatchRecord("fix.patch", "ab", "cd"),
     DependencyRecord("default", "ab", {"numpy": "2.0"}),
-    {"pristine": RECORD, "patched": RECORD}, HostRecord("3.11.7", "2.13.0", "3.6.0", gpus=(GpuRecord("H200", "9.0"),)),
+    {"pristine": RECORD, "patched": RECORD}, Host("3.11.7", "2.13.0", "3.6.0", gpus=(Gpu("H200", "9.0"),)),
     LogRecord("cpu.traced.0123456789ab.log", "ab"), "runner.py run 1", "2026-01-01T00:00:00+00:00", 3.0,
 )  # fmt: skip
 DOCUMENT = json.loads(receipt.to_json(receipt.document_of(WHOLE)))
@@ -291,7 +291,6 @@ def test_a_definition_is_sound_or_refused_with_its_errors(number: int, value: st
         assert not {"\0", "\\"} & {*name}
     assert found.upstream.repository.startswith("http")
     assert ".." not in PurePosixPath(found.upstream.source_root).parts
-    assert target.verdict in list(Verdict)
 
 
 @given(st.text(max_size=200))

@@ -18,9 +18,10 @@ from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.host import python_tag
+from harness.pack import requirements
 from harness.pack.model import Pack, Upstream
-from harness.upstream import dependencies, download, newest, tree
-from harness.upstream.source import parse_git_source, parse_source
+from harness.upstream import download, newest, tree
+from harness.upstream.source import parse_source
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -29,7 +30,7 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     upstream = pack.definition.upstream
     tree.materialize(cache, upstream, parse_source(None, pack.definition))
     for name in pack.definition.dependencies:
-        members = dependencies.named_set(pack.definition, name, tag).members
+        members = requirements.named_set(pack.definition, name, tag).members
         for package, wheel in members.items():  # a lane's host lays them out
             download.wheel(cache, package, wheel.version, wheel.hashes, tag)
     for environment in pack.definition.environments.values():
@@ -38,8 +39,8 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
 
 
 def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
-    file = newest.release(cache, upstream.package, wheels_only=upstream.is_wheel).file
-    download.fetch(cache, upstream.package, file.file, file.sha256)
+    release = newest.release(cache, upstream.package, wheels_only=upstream.is_wheel)
+    download.fetch(cache, upstream.package, release.file, release.sha256)
 
 
 def _steps(pack: Pack, cache: Cache, tag: str, *, latest: bool) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -48,7 +49,7 @@ def _steps(pack: Pack, cache: Cache, tag: str, *, latest: bool) -> Iterator[tupl
     yield pack.name, partial(_fetch, pack, cache, tag)
     for section in (definition.upstream_tests, definition.ask):
         if section is not None and section.origin:
-            other = partial(tree.materialize, cache, upstream, parse_git_source(section.origin))
+            other = partial(tree.materialize, cache, upstream, parse_source(section.origin, definition))
             yield f"{pack.name}, its tree at {section.origin}", other
     if latest:
         yield f"the newest release of {upstream.package}", partial(_fetch_newest, cache, upstream)

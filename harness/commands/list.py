@@ -42,7 +42,7 @@ class Entry:
 def _entry(pack: Pack, target: str, best: Receipt | None) -> Entry:
     definition = pack.definition.targets.get(target)
     score = strength.summary(pack, target, best.evidence if best else "")
-    entry = Entry(target, definition.verdict if definition else "", strength=score)
+    entry = Entry(target, pack.definition.expected if definition else "", strength=score)
     if best is None:
         return entry
     reasons = tuple(staleness.reasons(pack, best))

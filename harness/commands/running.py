@@ -14,7 +14,7 @@ from harness.core import errors
 from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.host import host
-from harness.host.gpus import gpu_pool
+from harness.host.nvml import gpu_pool
 from harness.schedule.journal import Journal
 from harness.schedule.session import Session
 

@@ -16,7 +16,6 @@ from harness.pack.model import Pack, UpstreamTests
 from harness.receipt import receipt as receipts
 from harness.schedule.session import Session
 from harness.suites import suite
-from harness.suites.receipt import SuiteReceipt
 from harness.upstream.patch import StalePatchError
 
 #: The verdicts of suites that were not judged, by their errors; any other is an ERROR.
@@ -57,29 +56,25 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
         bytecode.store(session.progress.tell)
         for pack, tests in suites:
             asked = replace(tests, gpu=gpu or tests.gpu, timeout_s=shared.timeout or tests.timeout_s)
-            verdict, receipt = _judge(pack, asked, session)
-            verdicts.add(verdict)
-            if record and receipt:
-                with room.guard(pack.receipts, "the pack", "--packs DIR"):
-                    files.write_atomic(pack.receipts / receipts.SUITE, receipts.to_json(asdict(receipt)))
+            verdicts.add(_judge(pack, asked, session, record=record))
     if verdicts:
         terminal.echo(f"logs: {session.folder}", err=True)
     if errors:
         return Exit.WRONG_CALL
     if verdicts <= {SuiteVerdict.UNSUPPORTED}:
         return Exit.NOTHING_JUDGED
-    return Exit.DEVIATES if verdicts - {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.AS_EXPECTED
+    return Exit.AS_EXPECTED if verdicts <= {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.DEVIATES
 
 
-def _judge(pack: Pack, tests: UpstreamTests, session: Session) -> tuple[SuiteVerdict, SuiteReceipt | None]:
+def _judge(pack: Pack, tests: UpstreamTests, session: Session, *, record: bool) -> SuiteVerdict:
     """Run the suite of one pack, and print what it showed; a suite that was not judged has no receipt."""
-    name = f"{pack.name} with {pack.suite_patch(tests).name}"
+    name = f"{pack.name} with {pack.suite_patch.name}"
     try:
         receipt = suite.judge(pack, tests, session)
     except (HarnessError, StalePatchError) as error:
         verdict = UNJUDGED.get(type(error), SuiteVerdict.ERROR)
         terminal.echo(f"{pack.name}: {error}\n{name}: {verdict}")
-        return verdict, None
+        return verdict
     lines = [receipt.reason] if receipt.reason else []
     lines += [f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}" for test in receipt.tests]
     for line in lines:
@@ -87,4 +82,7 @@ def _judge(pack: Pack, tests: UpstreamTests, session: Session) -> tuple[SuiteVer
     lanes = (receipt.before, receipt.after)
     before, after = (", ".join(f"{count} {result}" for result, count in lane.items()) for lane in lanes)
     terminal.echo(f"{name}: {before} -> {after}: {receipt.verdict}")
-    return receipt.verdict, receipt
+    if record:
+        with room.guard(pack.receipts, "the pack", "--packs DIR"):
+            files.write_atomic(pack.receipts / receipts.SUITE, receipts.to_json(asdict(receipt)))
+    return receipt.verdict

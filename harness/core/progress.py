@@ -56,7 +56,6 @@ class Progress:
         return f"{self._ended} of {self._total} lanes; " if self._total else ""
 
     def tell(self, text: str) -> None:
-        """Show the current step."""
         text = visible(text)
         self._live.update(self._summary, description=text, count=self._count())
         if self._live.disable:

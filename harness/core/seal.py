@@ -161,7 +161,6 @@ class Layout:
 
     @property
     def folder(self) -> Path:
-        """The folder whose files are sealed."""
         return self.cache.entry(self.kind, self.key) / self.content
 
     def lay_out(self) -> Seal:

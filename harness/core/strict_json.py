@@ -18,6 +18,7 @@ LARGEST = 2**64
 #: An escape that may be half a character, or that is NUL, which neither a path nor XML may hold.
 SUSPECT = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")
 SHOWN = 40
+CONTAINERS = {dict, list}
 
 
 class StrictJsonError(ValueError):
@@ -53,10 +54,10 @@ def _float(text: str) -> float:
 
 def _check_depth(document: object) -> None:
     """Refuse nesting that is too deep; only lists and objects are looked into."""
-    level = [document] if isinstance(document, (dict, list)) else []
+    level: list[Any] = [document] if type(document) in CONTAINERS else []
     for _ in range(DEEPEST):
         members = (outer.values() if isinstance(outer, dict) else outer for outer in level)
-        level = [inner for inners in members for inner in inners if isinstance(inner, (dict, list))]
+        level = [inner for inners in members for inner in inners if type(inner) in CONTAINERS]
     if level:
         raise StrictJsonError(f"more than {DEEPEST} brackets inside each other")
 

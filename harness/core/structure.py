@@ -47,21 +47,27 @@ def _exact_hook(kind: type) -> Hook:
 
 
 def _structure_enum(value: Any, kind: type[StrEnum]) -> StrEnum:  # noqa: ANN401 - any parsed value may stand here
-    if value not in list(kind):
-        raise ValueError(f"{value!r} is none of {', '.join(kind)}")
-    return kind(value)
-
-
-def _structure_formed(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
-    base, form = get_args(kind)
-    structured = converter().structure(value, base)
     try:
-        fits = form.fits(structured)
+        return kind(value)
     except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{str(structured)[:SHOWN]!r} is not {form.description}")
-    return structured
+        raise ValueError(f"{value!r} is none of {', '.join(kind)}") from None
+
+
+def _formed_hook(kind: Any, strict: cattrs.Converter) -> Hook:  # noqa: ANN401 - an annotated type
+    base, form = get_args(kind)
+    inner = strict.get_structure_hook(base)
+
+    def structure(value: Any, _: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
+        structured = inner(value, base)
+        try:
+            fits = form.fits(structured)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(f"{str(structured)[:SHOWN]!r} is not {form.description}")
+        return structured
+
+    return structure
 
 
 def _dataclass_hook(kind: Any, strict: cattrs.Converter) -> Hook:  # noqa: ANN401 - a dataclass
@@ -79,7 +85,7 @@ def converter() -> cattrs.Converter:
     for kind in (str, int, float, bool, dt.date):
         strict.register_structure_hook(kind, _exact_hook(kind))
     strict.register_structure_hook(StrEnum, _structure_enum)
-    strict.register_structure_hook_func(lambda kind: hasattr(kind, "__metadata__"), _structure_formed)
+    strict.register_structure_hook_factory(lambda kind: hasattr(kind, "__metadata__"), _formed_hook)
     strict.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
 
     def register(fits: Callable[[Any], bool], noun: str, kinds: type | tuple[type, ...], factory: Factory) -> None:

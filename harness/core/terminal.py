@@ -19,10 +19,13 @@ WIDTH = 160
 
 def visible(text: str) -> str:
     """Return text with Unix line ends, without terminal escapes, and with visible escapes of invisible characters."""
-    return "".join(
-        character if character in "\n\t" or character.isprintable() else character.encode("unicode_escape").decode()
-        for character in markdown.plain(text)
-    )
+    lines = markdown.plain(text).split("\n")
+    return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in lines)
+
+
+def _escaped(character: str) -> str:
+    is_visible = character == "\t" or character.isprintable()
+    return character if is_visible else character.encode("unicode_escape").decode()
 
 
 def echo(text: object, *, err: bool = False, nl: bool = True) -> None:

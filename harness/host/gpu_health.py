@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-from harness.host import gpus
+from harness.host import nvml
 from harness.host.gpus import Device, Reading
 
 #: Xids that a program's own fault raises; the catalogue's remedy is to restart the program. The script of a crash may
@@ -46,7 +46,7 @@ def before(device: Device, *, measures: bool) -> Reading:
     """Read a GPU before its first lane; if the lane measures, first wait a while for other programs to end."""
     end = time.monotonic() + COURTESY
     while True:
-        reading = gpus.read(device)
+        reading = nvml.read(device)
         if fault(reading) or not (measures and reading.processes) or time.monotonic() > end:
             return reading
         time.sleep(POLL)
@@ -57,7 +57,7 @@ def after(device: Device, idle: Reading, *, last: bool = True, patience: float =
     end = time.monotonic() + patience
     xids: tuple[int, ...] = ()
     while True:
-        reading = gpus.read(device)
+        reading = nvml.read(device)
         xids += reading.xids
         count = (reading.uncorrected or 0) - (idle.uncorrected or 0)
         uncorrected = f"{count} uncorrected memory error(s)" if count > 0 else ""

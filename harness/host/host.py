@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -11,23 +10,32 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.host.gpus import GIB, Gpu, GpuPool, gpu_pool
+from harness.host.gpus import Gpu, GpuPool
 
 
 @dataclass(frozen=True)
 class Host:
-    """The facts of a host that decide what it can judge, and that a receipt records."""
+    """The facts of a host that decide what it can judge; a field is empty where the host lacks the thing.
+
+    In a receipt the GPUs are those that the lanes had, and without one there is no driver.
+    """
 
     python: str
-    torch: str | None
-    triton: str | None
-    gpus: tuple[Gpu, ...] = ()
-    driver: str = ""
+    torch: str
+    triton: str
     cuda: str = ""
+    driver: str = ""
+    gpus: tuple[Gpu, ...] = ()
     system: str = ""
     cudnn: str = ""
     nccl: str = ""
     variables: tuple[str, ...] = ()
+
+    @property
+    def gpu(self) -> str:
+        """The name of the GPUs, after their number where there are several; empty where there is none."""
+        names = [gpu.name for gpu in self.gpus[:1]]
+        return f"{len(self.gpus)} x {names[0]}" if len(self.gpus) > 1 else "".join(names)
 
     @property
     def python_tag(self) -> str:
@@ -35,12 +43,10 @@ class Host:
         return python_tag(self.python)
 
     def count(self, target: str) -> int:
-        """Return the number of this host's GPUs of an architecture."""
         return sum(gpu.target == target for gpu in self.gpus)
 
     @property
     def auto_target(self) -> str:
-        """The architecture of the first GPU, else cpu."""
         return self.gpus[0].target if self.gpus else "cpu"
 
 
@@ -61,11 +67,13 @@ def python_tag(version: str) -> str:
     return f"cp{major}{minor}"
 
 
-def _version(distribution: str) -> str | None:
+def _version(distribution: str) -> str:
+    from importlib import metadata  # noqa: PLC0415 - 10 ms that `list` does without
+
     try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def torch_folder() -> Path | None:
@@ -85,7 +93,7 @@ def _torch_cuda() -> str:
 
 def _library(name: str, cuda: str) -> str:
     """Return the version of one of the libraries that torch's CUDA build installs beside it: ``cudnn``, ``nccl``."""
-    return _version(f"nvidia-{name}-cu{cuda.partition('.')[0]}") or "" if cuda else ""
+    return _version(f"nvidia-{name}-cu{cuda.partition('.')[0]}") if cuda else ""
 
 
 def _system() -> str:
@@ -112,12 +120,14 @@ def memory_gib() -> float:
 
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text(encoding="utf-8").strip() if limit.exists() else ""
-    return max(psutil.virtual_memory().total, int(text) if text.isdecimal() else 0) / GIB
+    return max(psutil.virtual_memory().total, int(text) if text.isdecimal() else 0) / 2**30
 
 
 def detect(pool: GpuPool | None = None) -> Host:
     """Describe this host; its GPUs are those of `pool`, by default all that it shows."""
     if pool is None:
+        from harness.host.nvml import gpu_pool  # noqa: PLC0415 - 15 ms that `list` does without
+
         with gpu_pool() as opened:
             return detect(opened)
     python = ".".join(str(part) for part in sys.version_info[:3])

@@ -16,7 +16,14 @@ from harness.host import host
 
 #: A module that imports nearly all of torch before its own bytecode would be missed.
 LATE = Path("_inductor/compile_fx.py")
-IMPORTS = "import pytest, torch, torch._inductor.compile_fx, triton"
+#: Where torch cannot be imported, the bytecode of LATE alone is stored, so that the next command does not try again.
+IMPORTS = """
+import py_compile, sys
+try:
+    import pytest, torch, torch._inductor.compile_fx, triton
+except Exception:
+    py_compile.compile(sys.argv[1])
+"""
 #: Variables that would let Python store bytecode elsewhere, or not at all.
 REDIRECTING = {"PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
 
@@ -28,8 +35,8 @@ def store(tell: Callable[[str], None]) -> None:
         return
     source = folder / LATE
     bytecode = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
-    if bytecode.exists() or not os.access(source.parent, os.W_OK):
+    if bytecode.exists() or not source.exists() or not os.access(source.parent, os.W_OK):
         return
     tell("storing the bytecode of torch, which its installer left out")
     environment = {name: value for name, value in os.environ.items() if name not in REDIRECTING}
-    subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, check=False)
+    subprocess.run([sys.executable, "-c", IMPORTS, str(source)], env=environment, capture_output=True, check=False)

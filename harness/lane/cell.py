@@ -66,16 +66,8 @@ class Cell:
     @property
     def measures(self) -> bool:
         """Whether its figures of time and memory count, so that nothing may disturb it; not for a wrong fix."""
-        return self._tells_figures and (self.stated.measures or self.stated.exclusive)
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether nothing may run beside its lanes: on their GPUs, or (target cpu) on the cores."""
-        return self.alone or (self.stated.exclusive and self._tells_figures)
-
-    @property
-    def _tells_figures(self) -> bool:
-        return not self.is_wrong_fix and (self.evidence == Evidence.EXECUTED or self.target == "cpu")
+        tells_figures = self.evidence == Evidence.EXECUTED or self.target == "cpu"
+        return self.stated.measures and tells_figures and not self.is_wrong_fix
 
     @property
     def gpu(self) -> str:
@@ -83,13 +75,11 @@ class Cell:
         return self.target if self.evidence == Evidence.EXECUTED else ""
 
     @property
-    def lanes_are_independent(self) -> bool:
-        """Whether the patched lane need not wait: by pack.toml, the pristine lane reproduces the bug."""
-        return self.is_stated and self.stated.verdict == Verdict.CONFIRMED
-
-    @property
     def is_stated(self) -> bool:
-        """Whether pack.toml states its verdict: on the pinned release with the target's own dependency set."""
+        """Whether pack.toml states its verdict: on the pinned release with the target's own dependency set.
+
+        Then its patched lane need not wait until the pristine lane has reproduced the bug.
+        """
         return self.source.is_pinned and not self.dependencies and self.is_listed
 
     @property

@@ -21,14 +21,13 @@ from harness.lane.process import Ended
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
 from harness.lane.script import Script
-from harness.upstream.dependencies import DependencySet
+from harness.pack.requirements import DependencySet
 from harness.upstream.tree import Tree
 
 #: The reason of a lane that was cancelled, whose results say nothing.
 ABANDONED = "abandoned"
 #: The folder of the witness, which every process of a lane imports at its start.
 WITNESS = Path(__file__).with_name("witness")
-#: Runs a script that prints no sentinel of its own.
 #: The exit status of a script that raised.
 RAISED = 1
 #: The files of a lane's folder that its processes write.
@@ -64,7 +63,6 @@ class Lane:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The import names of the modules under test."""
         return self.cell.pack.definition.upstream.modules
 
 
@@ -80,22 +78,18 @@ class LaneRun:
     problem: str = ""
 
 
-def _cache_key(lane: Lane, host: Host) -> str:
-    """Return the key of the lane's JIT caches: no two trees, sets, targets or toolchains share them."""
-    toolchain = (lane.cell.environment or sys.prefix, host.python, host.torch, host.triton)
-    return files.key_of(lane.tree.key, lane.dependency_set.sha256, lane.cell.target, *toolchain)
-
-
 def run(cache: Cache, host: Host, lane: Lane) -> LaneRun:
     """Run one lane to its end.
 
     ChangedError: its tree or its dependencies had changed; they have been laid out anew.
     """
-    layouts = (lane.tree.layout, lane.dependencies)
+    cell, layouts = lane.cell, (lane.tree.layout, lane.dependencies)
+    toolchain = (cell.environment or sys.prefix, host.python, host.torch, host.triton)
+    key = files.key_of(lane.tree.key, lane.dependency_set.sha256, cell.target, *toolchain)
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
-        built_environment.check(cache, lane.cell.environment)
-        jit = nullcontext(work / "jit") if lane.cell.is_wrong_fix else jit_folder(cache, _cache_key(lane, host), work)
+        built_environment.check(cache, cell.environment)
+        jit = nullcontext(work / "jit") if cell.is_wrong_fix else jit_folder(cache, key, work)
         with jit as caches:
             environment.make_folders(work, caches)
             lane_run = _run(lane, work, caches)
@@ -103,7 +97,7 @@ def run(cache: Cache, host: Host, lane: Lane) -> LaneRun:
             if lane_run.ended.reason != ABANDONED:
                 for layout, seal_before in zip(layouts, seals, strict=True):
                     layout.check(seal_before, while_it_ran=True)
-                built_environment.check(cache, lane.cell.environment)
+                built_environment.check(cache, cell.environment)
         except ChangedError as error:
             return replace(lane_run, problem=f"while it ran: {error}")
     return lane_run
@@ -114,22 +108,20 @@ def _run(lane: Lane, work: Path, caches: Path) -> LaneRun:
 
     If the script raises on a wrong fix, the contract tells whether the code under test raised.
     """
-    none = Script(LaneVerdict.ERROR, "")
-    pack, stops = lane.cell.pack, lane.cell.is_wrong_fix and not lane.cell.judges_all
-    contract = pack.contract
-    command = _command(lane, work, caches, ("-P", str(pack.script)), lane.timeout)
-    end = process.run(command)
-    sentinel = script.read(end.last_line, end.status) if end.reason == "exited" and end.status >= 0 else none
-    refused = stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
+    pack, is_wrong_fix = lane.cell.pack, lane.cell.is_wrong_fix
+    stops = is_wrong_fix and not lane.cell.judges_all
+    end = process.run(_command(lane, work, caches, ("-P", str(pack.script)), lane.timeout))
+    exited = end.reason == "exited" and end.status >= 0
+    sentinel = script.read(end.last_line, end.status) if exited else Script(LaneVerdict.ERROR)
     contract_results = Results()
-    failed = sentinel.verdict == LaneVerdict.ERROR
-    raised = lane.cell.is_wrong_fix and failed and end.reason == "exited" and end.status == RAISED
-    if contract.exists() and (not failed or raised) and not refused:
+    refused = stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
+    raised = is_wrong_fix and exited and end.status == RAISED
+    if pack.contract.exists() and (sentinel.verdict != LaneVerdict.ERROR or raised) and not refused:
         stop = ("-x",) if stops else ()
-        pytest = ("-P", *PYTEST, "--rootdir", str(contract.parent), *stop, str(contract))
+        pytest = ("-P", *PYTEST, "--rootdir", str(pack.contract.parent), *stop, str(pack.contract))
         command = _command(lane, work, caches, pytest, lane.timeout - end.seconds)
         contract_end = process.run(command)
-        contract_results = results.read(work / RESULTS, contract_end.status, lane.cell.pack.definition.claims)
+        contract_results = results.read(work / RESULTS, contract_end.status, pack.definition.claims)
         end = _combined(end, contract_end)
     loaded, problem = results.read_loaded(work / LOADED)
     return LaneRun(end, sentinel, contract_results, loaded, problem)
@@ -178,6 +170,7 @@ def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], t
 def jit_folder(cache: Cache, key: str, work: Path) -> Iterator[Path]:
     """Yield the folder of a lane's JIT results, with those of the previous run if they are unchanged.
 
+    No two trees, dependency sets, targets or toolchains have one `key`.
     While another runner uses them, the lane begins with none and leaves none.
     """
     with ExitStack() as stack:

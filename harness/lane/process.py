@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.lane.script import LastLine
+from harness.lane import script
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 CHUNK = 1 << 16
@@ -64,7 +64,7 @@ ABANDONED = Ended("abandoned", -9, 0.0, 0, 0)
 
 
 class Log:
-    """Keeps both streams in whole lines: of a long output, the beginning and the end."""
+    """Keeps streams in whole lines: of a long output, the beginning and the end."""
 
     def __init__(self) -> None:
         self._rest: dict[int, bytes] = {}
@@ -120,7 +120,7 @@ def run(command: Command) -> Ended:
 
 def _read(supervisor: subprocess.Popen[bytes], report: int, command: Command) -> Ended:
     """Read until the supervisor has reported and its pipes end, or until its deadline."""
-    log, output = Log(), LastLine()
+    log, output = Log(), Log()
     deadline = time.monotonic() + command.timeout + GRACE + (LONGEST_WAIT if command.locks else 0.0)
     ended, cancel = LOST, command.cancel
     with selectors.DefaultSelector() as selector:
@@ -143,12 +143,12 @@ def _read(supervisor: subprocess.Popen[bytes], report: int, command: Command) ->
                 else:
                     log.feed(key.fd, data)
                     if key.fileobj is supervisor.stdout:
-                        output.feed(data)
-    return replace(ended, log=log.text(), printed=output.printed, last_line=output.text)
+                        output.feed(key.fd, data)
+    text = output.text()
+    return replace(ended, log=log.text(), printed=script.printed(text), last_line=script.last_line(text))
 
 
 def _ended(report: str) -> Ended:
-    """Read the six lines of a supervisor."""
     reason, status, seconds, peak_memory, left_behind, waited = report.split("\n")
     return Ended(reason, int(status), float(seconds), int(peak_memory), int(left_behind), float(waited))
 

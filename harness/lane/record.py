@@ -90,7 +90,6 @@ class LaneRecord:
     printed: str = ""  # its standard output, 4096 bytes at most
 
     def figure(self, name: str) -> FigureLine | None:
-        """Return a figure by its name; None if the lane has none of that name."""
         return next((line for line in self.figures if line.name == name), None)
 
 
@@ -123,5 +122,4 @@ class LaneEnd:
 
     @property
     def verdict(self) -> LaneVerdict | None:
-        """The lane's verdict; None if it could not begin."""
         return self.record.verdict if self.record else None

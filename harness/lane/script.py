@@ -12,7 +12,7 @@ from harness.core.words import LaneVerdict
 STATUS = {LaneVerdict.BUG_REPRODUCED: 10, LaneVerdict.FIX_VALIDATED: 0, LaneVerdict.UNSUPPORTED: 125}
 #: The reason of a lane whose script printed no sentinel; the script's exception follows, if there is one.
 NO_SENTINEL = "the last line of the script is no sentinel"
-#: Bytes of the last line that are kept.
+#: Characters of the last line that are kept.
 LONGEST_LINE = 4096
 #: Bytes of the whole output that are kept, and the mark for omitted lines.
 MOST_PRINTED, CUT = 4096, "[... more was printed ...]"
@@ -20,33 +20,19 @@ MOST_PRINTED, CUT = 4096, "[... more was printed ...]"
 EXCEPTION = re.compile(r"(?m)^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
 
 
-class LastLine:
-    """Keeps the last line of a stream that is not blank, and the stream's beginning."""
+def last_line(output: str) -> str:
+    """Return the last line that is not blank, without spaces at its ends."""
+    return next((line.strip()[:LONGEST_LINE] for line in reversed(output.split("\n")) if line.strip()), "")
 
-    def __init__(self) -> None:
-        self._head = self._line = self._rest = b""
 
-    def feed(self, data: bytes) -> None:
-        """Take the next piece of standard output."""
-        self._head += data[: MOST_PRINTED + 1 - len(self._head)]
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._line = next((line for line in reversed(lines) if line.strip()), self._line)[:LONGEST_LINE]
-        self._rest = self._rest[:LONGEST_LINE]
-
-    @property
-    def text(self) -> str:
-        """The line, without spaces at its ends; it may lack its line end."""
-        return (self._rest if self._rest.strip() else self._line).decode(errors="replace").strip()
-
-    @property
-    def printed(self) -> str:
-        """The output in a report: the whole, or if it exceeds MOST_PRINTED bytes, the beginning and the last line."""
-        text = visible(self._head.decode(errors="replace")).strip()
-        if max(len(self._head), len(text.encode())) <= MOST_PRINTED:
-            return text
-        last = visible(self.text).encode()[: MOST_PRINTED // 2].decode(errors="ignore")
-        end = f"\n{CUT}\n{last}"
-        return text.encode()[: MOST_PRINTED - len(end.encode())].decode(errors="ignore").rpartition("\n")[0] + end
+def printed(output: str) -> str:
+    """Return an output for a report: the whole, or of more than MOST_PRINTED bytes, the beginning and the last line."""
+    head = output[: MOST_PRINTED + 1]
+    text = visible(head).strip()
+    if max(len(head.encode()), len(text.encode())) <= MOST_PRINTED:
+        return text
+    end = f"\n{CUT}\n{visible(last_line(output)).encode()[: MOST_PRINTED // 2].decode(errors='ignore')}"
+    return text.encode()[: MOST_PRINTED - len(end.encode())].decode(errors="ignore").rpartition("\n")[0] + end
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,6 @@ class Script:
 
     @property
     def text(self) -> str:
-        """The verdict and its reason, as tables show them."""
         return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
 
 

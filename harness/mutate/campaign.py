@@ -192,8 +192,8 @@ class Campaign:
             patch=receipt.hashed(pack.patch),
             upstream=pack.definition.upstream.sha256,
             python=host.python,
-            torch=host.torch or "",
-            triton=host.triton or "",
+            torch=host.torch,
+            triton=host.triton,
             gpu=next((gpu.name for gpu in reference.gpus), ""),
             seconds=round(sum(record.seconds for record in records), 1),
             command=f"runner.py mutate {pack.name} --target {cell.target}",
@@ -215,8 +215,8 @@ def _unmeasured(cell: Cell) -> str:
         return cell.reason
     if not cell.is_listed:  # the files that a fix must load there are not stated
         return "pack.toml does not list this target, and a strength is about one that it lists"
-    if cell.is_stated and cell.stated.verdict != Verdict.CONFIRMED:
-        return f"pack.toml expects {cell.stated.verdict}: no fix of it is right, so that none is wrong"
+    if not cell.pack.definition.has_patch:
+        return f"pack.toml expects {Verdict.REPRODUCED}: no fix of it is right, so that none is wrong"
     return ""
 
 

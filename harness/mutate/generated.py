@@ -14,9 +14,9 @@ from harness.core import files, python_ast
 from harness.mutate import changes, operators
 from harness.mutate.changes import Change
 from harness.mutate.operators import Source
+from harness.pack import patch_text
 from harness.pack.model import Pack
 from harness.receipt.wrong_fixes import Mutant, Origin
-from harness.upstream import patch
 from harness.upstream.tree import Tree
 
 #: The first operators of a sample: they leave a file or a hunk of the fix out, the likeliest mistakes.
@@ -59,7 +59,7 @@ def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     A patch on top of another one has that as its `base`; the result is of both together. ValueError is raised where the
     patch does not fit, or its index lines name other files.
     """
-    parsed, index_lines = changes.parse(text), {file.path: file for file in patch.parse(text)}
+    parsed, index_lines = changes.parse(text), {file.path: file for file in patch_text.parse(text)}
     base, root = base or Fix({}, {}), pack.definition.upstream.source_root
     pinned = {path: pristine.folder / pristine.path_here(path, root) for path in parsed}
     old = {path: file.read_bytes().decode() if file.is_file() else None for path, file in pinned.items()} | base.old
@@ -69,7 +69,7 @@ def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
         if old_text is not None and f"{header}new file" in text:
             raise ValueError(f"{path}: it is there already")
         new_text = None if f"{header}deleted file" in text else changes.apply(old_text or "", runs)
-        index_line, blobs = index_lines.get(path), (patch.blob(old_text), patch.blob(new_text))
+        index_line, blobs = index_lines.get(path), (patch_text.blob(old_text), patch_text.blob(new_text))
         if index_line and index_line.after and (index_line.before, index_line.after) != blobs:
             which = "that it changes" if index_line.before != blobs[0] else "that it makes"
             raise ValueError(f"{path}: its index line names another file {which}")
@@ -79,7 +79,7 @@ def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
 
 def effect(mutant: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Fix:
     """Read what a mutant makes of the pinned tree. ValueError: it does not fit."""
-    if not patch.result_hash(mutant.patch):  # its context would not be compared with the tree
+    if not patch_text.result_hash(mutant.patch):  # its context would not be compared with the tree
         raise ValueError("its index line is abbreviated; use git diff --full-index")
     return read(mutant.patch, pack, pristine, None if mutant.is_whole else fix)
 
@@ -177,7 +177,7 @@ def made(fix: Fix, pool: Iterable[Candidate]) -> Iterator[Mutant]:
             Origin.GENERATED,
             candidate.operator,
             small,
-            patch.result_hash(whole),
+            patch_text.result_hash(whole),
             equivalence,
             release_patch=whole,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.core import files
@@ -39,7 +40,7 @@ DOCSTRING = re.compile(rf"\A(?:[ \t\f]*(?:#[^\n]*)?\n)*[rRuU]?(?>{STRING})[ \t]*
 def _imported(source: str) -> set[str]:
     """Return the kit's modules that a file imports, and the names that it takes from them.
 
-    It reads the text: `list` needs this for every receipt of every pack, and a parser takes ten times as long.
+    It reads the text: `list` needs this for every pack, and a parser takes ten times as long.
     """
     modules: set[str] = set()
     for match in IMPORT.finditer(source):
@@ -49,17 +50,32 @@ def _imported(source: str) -> set[str]:
     return modules
 
 
-@functools.lru_cache(maxsize=64)
-def _kit_files(contract: str) -> tuple[Path, ...]:
-    """Return the kit's files that the text of a contract imports, directly or not, in the order of their names."""
+@functools.cache
+def _kit_file(module: str) -> Path | None:
+    """Return the file of a module that can change a verdict; None for another name."""
+    path = files.REPOSITORY.joinpath(*module.split("."))
+    sources = () if module == PLUGIN else (path.with_suffix(".py"), path / "__init__.py")
+    return next(filter(Path.is_file, sources), None)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return what changes with the content of a file, for this process."""
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
+
+
+@functools.lru_cache(maxsize=256)
+def _kit_files(contract: Path, _stamp: tuple[int, int, int]) -> tuple[Path, ...]:
+    """Return the kit's files that a contract imports, directly or not, in the order of their names."""
     kit_files: set[Path] = set()
-    unread = [contract]
+    try:
+        unread = [contract.read_text(encoding="utf-8")]
+    except UnicodeDecodeError:  # a run reports it
+        return ()
     while unread:
-        for module in _imported(unread.pop()) - {PLUGIN}:
-            path = files.REPOSITORY.joinpath(*module.split("."))
-            sources = {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()} - kit_files
-            kit_files |= sources
-            unread += [file.read_text(encoding="utf-8") for file in sources]
+        sources = {file for module in _imported(unread.pop()) if (file := _kit_file(module))} - kit_files
+        kit_files |= sources
+        unread += [file.read_text(encoding="utf-8") for file in sources]
     return tuple(sorted(kit_files))
 
 
@@ -67,13 +83,9 @@ def files_of(pack: Pack) -> list[Path]:
     """Return the files that judge a pack: its script, its contract, and the kit's files in the order of their names."""
     if not pack.contract.is_file():
         return [pack.script]
-    try:
-        return [pack.script, pack.contract, *_kit_files(pack.contract.read_text(encoding="utf-8"))]
-    except UnicodeDecodeError:  # a run reports it
-        return [pack.script, pack.contract]
+    return [pack.script, pack.contract, *_kit_files(pack.contract, _stamp(pack.contract))]
 
 
-@functools.lru_cache(maxsize=64)
 def script_meaning(source: str) -> str:
     """Return the sha256 of a script without its comments, blank lines and module docstring.
 
@@ -102,18 +114,24 @@ def meaning(path: Path) -> str:
         return files.sha256_bytes(data)
 
 
-def _joined(hashes: list[str]) -> str:
+@functools.lru_cache(maxsize=1024)  # `list` asks for the same files again for each receipt
+def _hash(read: Callable[[Path], str], path: Path, _stamp: tuple[int, int, int]) -> str:
+    return read(path)
+
+
+def _joined(pack: Pack, read: Callable[[Path], str]) -> str:
+    hashes = [_hash(read, path, _stamp(path)) for path in files_of(pack)]
     return hashes[0] if len(hashes) == 1 else files.sha256_bytes("\n".join(hashes).encode())
 
 
 def sha256(pack: Pack) -> str:
     """Return one hash of the bytes of the files that judge a pack; OSError: the script cannot be read."""
-    return _joined([files.sha256_file(path) for path in files_of(pack)])
+    return _joined(pack, files.sha256_file)
 
 
 def meaning_of(pack: Pack) -> str:
     """Return one hash of the meaning of these files, without comments and module docstrings; OSError likewise."""
-    return _joined([meaning(path) for path in files_of(pack)])
+    return _joined(pack, meaning)
 
 
 def changed(pack: Pack, sha256_before: str, meaning_before: str) -> bool:

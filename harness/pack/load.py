@@ -9,12 +9,10 @@ from pathlib import Path, PurePosixPath
 
 from harness.core import structure
 from harness.core.errors import HarnessError, unknown_name
-from harness.pack import requirements, rules
+from harness.pack import patch_text, requirements, rules
 from harness.pack.model import Definition, Pack
 
 FOLDER_PATTERN = re.compile(r"(?P<number>\d{2,})_(?P<slug>[a-z0-9_]+)")
-#: A file that a patch changes.
-CHANGED = re.compile(r"(?m)^diff --git a/(\S+) b/")
 
 
 def load_pack(folder: Path) -> Pack:
@@ -25,7 +23,8 @@ def load_pack(folder: Path) -> Pack:
     try:
         text = (folder / "pack.toml").read_text(encoding="utf-8")
         changes = patch.read_text(encoding="utf-8", errors="replace") if patch.is_file() else ""
-        return Pack(folder, rules.parse(text, requirements.read_sets(folder), tuple(CHANGED.findall(changes))))
+        changed = tuple(file.path for file in patch_text.parse(changes))
+        return Pack(folder, rules.parse(text, requirements.read_sets(folder), changed))
     except FileNotFoundError:
         raise HarnessError(f"{folder.name}: pack.toml is missing. Next: runner.py new, or CONTRIBUTING.md") from None
     except OSError as error:

@@ -28,7 +28,6 @@ class Upstream:
 
     @property
     def is_commit(self) -> bool:
-        """Whether a commit is pinned, not a release."""
         return not self.file
 
     @property
@@ -107,10 +106,7 @@ class UpstreamTests:
 
     files: forms.Paths  # relative to the repository's root
     origin: forms.Origin = ""  # ``git+URL@COMMIT``: the tree that has them; empty for the pinned tree
-    #: the pack's patch with which they are run; empty for ask.patch if there is one, else fix.patch
-    patch: forms.Patch = ""
     arguments: tuple[forms.Line, ...] = ()  # for pytest
-    dependencies: str = "tests"  # the set of pytest and the tests' imports
     gpu: bool = False  # whether they need one
     #: variables that they need besides a lane's own
     environment: dict[forms.Variable, forms.Line] = field(default_factory=dict)
@@ -137,11 +133,9 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Target:
-    """One target: how its lanes run, and the verdict that the pinned release must have there."""
+    """One target: how its lanes run."""
 
     evidence: tuple[Evidence, ...]  # the admitted kinds
-    #: By default CONFIRMED, or REPRODUCED for a pack without a patch.
-    verdict: Verdict
     #: The files of the upstream repository that the patched lane has to load; by default those of fix.patch.
     loads: tuple[forms.Path, ...]
     claims: tuple[forms.Claim, ...] = ()  # that both lanes must support; by default those of the pack
@@ -150,8 +144,6 @@ class Target:
     timeout_s: forms.Seconds = 600.0  # of one lane
     #: Its figures in ms, MiB and the like are compared from run to run; the contract times with `alone`.
     measures: bool = False
-    #: Its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
-    exclusive: bool = False
     gpus: forms.Count = 1  # that an executed lane needs at once
     #: Ranks of the largest group that the contract starts; 1: it starts none.
     ranks: forms.Count = 1
@@ -167,8 +159,10 @@ class Target:
 
 
 CPU = "cpu"
+#: The dependency set of pytest and of the imports of upstream's own tests.
+TESTS = "tests"
 #: A target that no pack lists; nothing is expected of it.
-UNLISTED = Target(evidence=(), verdict=Verdict.CONFIRMED, loads=())
+UNLISTED = Target(evidence=(), loads=())
 
 
 @dataclass(frozen=True)
@@ -224,8 +218,12 @@ class Definition:
 
     @property
     def has_patch(self) -> bool:
-        """Whether there is a patched lane besides the pristine one."""
         return self.fix == Fix.PATCH
+
+    @property
+    def expected(self) -> Verdict:
+        """The verdict that the pinned release must have on each listed target."""
+        return Verdict.CONFIRMED if self.has_patch else Verdict.REPRODUCED
 
     def stated(self, name: str) -> Target:
         """Return what pack.toml states of a target; nothing is expected of a target that it does not list.
@@ -298,9 +296,10 @@ class Pack:
         """The test of this bug for upstream's own suite; not every pack has one."""
         return self.folder / "upstream_test.patch"
 
-    def suite_patch(self, suite: UpstreamTests) -> Path:
-        """Return the patch with which upstream's own tests are run."""
-        return self.folder / suite.patch if suite.patch else self.ask_patch or self.patch
+    @property
+    def suite_patch(self) -> Path:
+        """The patch with which upstream's own tests are run: the one that upstream is asked to merge."""
+        return self.ask_patch or self.patch
 
     @property
     def report(self) -> Path:

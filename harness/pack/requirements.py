@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from harness.core.errors import HarnessError
-from harness.pack.model import Dependency
+from harness.core import files
+from harness.core.errors import HarnessError, unknown_name
+from harness.pack.model import Definition, Dependency
 
 DEFAULT = "default"
 #: The lane's interpreter brings these packages and their dependencies.
 INTERPRETERS = {"torch", "triton"}
 FILE = re.compile(r"requirements(?:\.(?P<name>[A-Za-z0-9][A-Za-z0-9.-]*))?\.txt")
-COMMENT = re.compile(r"(?:^|\s)#.*")
-HASH = re.compile(r"\s--hash=(?P<kind>\w+):(?P<digest>\S+)")
-SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMENT = re.compile(r"#(?<!\S#).*")
+SHA256 = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 def read_sets(folder: Path) -> dict[str, dict[str, Dependency]]:
@@ -52,34 +53,77 @@ def marker_holds(marker: str, python: str) -> bool:
     return not marker or Marker(marker).evaluate(host)
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Yield the lines without comments and blank lines; continued lines are joined."""
-    uncommented = "\n".join(COMMENT.sub("", line) for line in text.splitlines())
-    yield from (line.strip() for line in re.sub(r"\\\s*\n", " ", uncommented).splitlines() if line.strip())
+@dataclass(frozen=True)
+class DependencySet:
+    """A named set for one Python tag; its hash names the folder in the cache."""
+
+    name: str
+    members: Mapping[str, Dependency]  # by package
+
+    @property
+    def requirements(self) -> str:
+        """The set as a requirements file."""
+        lines = []
+        for package, member in self.members.items():
+            hashes = "".join(f" --hash=sha256:{sha256}" for sha256 in sorted(member.hashes))
+            lines.append(f"{package}=={member.version}{hashes}\n")
+        return "".join(sorted(lines))
+
+    @property
+    def sha256(self) -> str:
+        return files.sha256_bytes(self.requirements.encode())
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {package: member.version for package, member in self.members.items()}
+
+
+def named_set(definition: Definition, name: str, tag: str) -> DependencySet:
+    """Return the set of that name, for a Python tag such as ``cp311``."""
+    if name not in definition.dependencies and name != "default":
+        raise unknown_name("dependency set", name, definition.dependencies, "--with SET, or --with PACKAGE==VERSION")
+    python = f"3.{tag.removeprefix('cp3')}"
+    members = {
+        package: dependency
+        for package, dependency in definition.dependencies.get(name, {}).items()
+        if marker_holds(dependency.marker, python)
+    }
+    return DependencySet(name, members)
 
 
 _requirement = functools.cache(Requirement)  # packs pin the same packages
 
 
+def exact_pin(text: str) -> tuple[Requirement, str]:
+    """Parse ``PACKAGE==VERSION``, with or without a marker; ValueError: the text is no such pin."""
+    requirement = _requirement(text)
+    (clause,) = requirement.specifier
+    if clause.operator != "==" or "*" in clause.version or requirement.url is not None:
+        raise ValueError(f"{text!r} pins no version")
+    return requirement, clause.version
+
+
 def read(text: str) -> tuple[dict[str, Dependency], list[str]]:
     """Return the pins of a requirements file by package, and its errors, which quote no URL."""
     dependencies: dict[str, Dependency] = {}
-    errors = []
-    for line in _lines(text):
-        hashes = [match["digest"] for match in HASH.finditer(line) if match["kind"] == "sha256"]
-        package = re.split(r"[^\w.-]", line)[0][:80]
+    errors, names = list[str](), set[str]()
+    joined = re.sub(r"\\\s*\n", " ", COMMENT.sub("", text))
+    for line in filter(None, map(str.strip, joined.splitlines())):
+        specification, *hashes = map(str.strip, line.split(" --hash="))
+        digests = [match[1] for match in map(SHA256.fullmatch, hashes) if match]
+        package = re.sub(r"[^\w.-].*", "", line)[:80]
+        name = canonicalize_name(package)
         try:
-            requirement = _requirement(HASH.sub("", line).strip())
-            (clause,) = requirement.specifier
-            pinned = clause.operator == "==" and "*" not in clause.version and requirement.url is None
-        except ValueError:  # not a requirement, or not one clause
-            pinned = False
-        if not pinned or not hashes or len(HASH.findall(line)) != len(hashes) or not all(map(SHA256.fullmatch, hashes)):
+            requirement, version = exact_pin(specification)
+        except ValueError:
+            version = ""
+        if not version or not hashes or len(digests) != len(hashes):
             errors.append(f"{package or 'a line'}: no PACKAGE==VERSION with its sha256. Next: uv's --generate-hashes")
-        elif canonicalize_name(package) in INTERPRETERS:
+        elif name in INTERPRETERS:
             errors.append(f"{package}: the lane's interpreter brings it. Next: make the file with packs/uv.toml")
-        elif canonicalize_name(package) in map(canonicalize_name, dependencies):
+        elif name in names:
             errors.append(f"{package}: it stands there twice; every Python takes one version")
         else:
-            dependencies[package] = Dependency(clause.version, tuple(hashes), str(requirement.marker or ""))
+            names.add(name)
+            dependencies[package] = Dependency(version, tuple(digests), str(requirement.marker or ""))
     return dependencies, errors

@@ -10,7 +10,7 @@ import tomli
 
 from harness.core import structure
 from harness.core.words import Evidence, Fix, Verdict
-from harness.pack.model import CPU, Definition, Dependency, Upstream
+from harness.pack.model import CPU, TESTS, Definition, Dependency, Upstream
 
 
 def _upstream_errors(upstream: Upstream) -> Iterator[str]:
@@ -29,10 +29,10 @@ def _patch_errors(definition: Definition) -> Iterator[str]:
     if head and head.verdict == Verdict.FIXED_UPSTREAM and not head.fixed_by:
         yield "head.fixed_by: name the commit that fixed it"
     if not definition.has_patch:
-        verdicts_without_patch = {Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM}
-        verdicts = {target.verdict for target in definition.targets.values()} | ({head.verdict} if head else set())
-        if not verdicts <= verdicts_without_patch or any(target.loads for target in definition.targets.values()):
-            yield "targets, head: without a patch no file is changed, and the verdict is REPRODUCED"
+        if head and head.verdict not in (Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM):
+            yield "head: without a patch the verdict is REPRODUCED, or FIXED_UPSTREAM"
+        if any(target.loads for target in definition.targets.values()):
+            yield "targets: without a patch no file is changed"
         if definition.ask or definition.upstream_tests:
             yield "ask, upstream_tests: without a patch there is neither"
 
@@ -61,7 +61,7 @@ def _target_errors(definition: Definition, document: dict[str, Any]) -> Iterator
 
 def _set_errors(definition: Definition) -> Iterator[str]:
     used = {f"targets.{name}": target.dependencies for name, target in definition.targets.items()}
-    used |= {"upstream_tests": definition.upstream_tests.dependencies} if definition.upstream_tests else {}
+    used |= {"upstream_tests": TESTS} if definition.upstream_tests else {}
     for path, name in used.items():
         if name not in ("default", *definition.dependencies):
             available = ", ".join(definition.dependencies) or "none"
@@ -70,12 +70,7 @@ def _set_errors(definition: Definition) -> Iterator[str]:
 
 def _complete(document: dict[str, Any], patched: tuple[str, ...]) -> None:
     """Give each target the pack's defaults for the keys that it does not state."""
-    has_patch = document.get("fix") != Fix.NONE
-    base = {
-        "verdict": Verdict.CONFIRMED if has_patch else Verdict.REPRODUCED,
-        "loads": patched if has_patch else (),
-        "claims": document.pop("claims", ()),
-    }
+    base = {"loads": () if document.get("fix") == Fix.NONE else patched, "claims": document.pop("claims", ())}
     targets = document.get("targets")
     if isinstance(targets, dict):
         document["targets"] = {name: base | keys if isinstance(keys, dict) else keys for name, keys in targets.items()}

@@ -13,6 +13,7 @@ from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
 from harness.core.structure import Form, Structured
 from harness.core.words import Evidence, Kind, Verdict
+from harness.host.host import Host
 from harness.lane.record import FigureLine, LaneRecord, LogRecord
 from harness.pack import forms, judges
 from harness.pack.model import Pack
@@ -51,13 +52,13 @@ class Hashed:
 
 
 @dataclass(frozen=True)
-class FixRecord:
-    """The patch of the patched lane."""
+class PatchRecord:
+    """A patch of the pack, and its hashes as in `Hashed`."""
 
-    kind: Annotated[str, Form("patch", "patch".__eq__)]  # how the second tree was made from the first
-    name: Annotated[str, Form("a file beside it", files.is_bare_name)]  # the patch's file in the pack
-    sha256: str  # of the patch's bytes
-    meaning: str  # of the patch, from its first ``diff --git`` on
+    name: Annotated[str, Form("a file beside it", files.is_bare_name)]
+    sha256: str
+    meaning: str  # from its first ``diff --git`` on
+    kind: Annotated[str, Form("patch", "patch".__eq__)] = "patch"  # how the second tree was made from the first
 
 
 @dataclass(frozen=True)
@@ -67,37 +68,6 @@ class DependencyRecord:
     name: str
     sha256: str
     packages: dict[str, str]
-
-
-@dataclass(frozen=True)
-class GpuRecord:
-    """One GPU that a lane had."""
-
-    name: str
-    compute_capability: str
-
-
-@dataclass(frozen=True)
-class HostRecord:
-    """The host of a run; a field is empty where the host lacks the thing, or an older runner did not record it."""
-
-    python: str
-    torch: str
-    triton: str
-    cuda: str = ""
-    driver: str = ""
-    gpus: tuple[GpuRecord, ...] = ()
-    system: str = ""
-    cudnn: str = ""
-    nccl: str = ""
-    variables: tuple[str, ...] = ()
-
-    @property
-    def gpu(self) -> str:
-        """The name of the GPUs, after their number where there are several; empty where none was used."""
-        if not self.gpus:
-            return ""
-        return f"{len(self.gpus)} x {self.gpus[0].name}" if len(self.gpus) > 1 else self.gpus[0].name
 
 
 @dataclass(frozen=True)
@@ -135,10 +105,10 @@ class Receipt:
     claims: tuple[str, ...]
     upstream: UpstreamRecord
     probe: Hashed
-    fix: FixRecord | None
+    fix: PatchRecord | None
     dependencies: DependencyRecord
     lanes: dict[Annotated[str, Form("a lane", words.LaneName)], LaneRecord]
-    host: HostRecord
+    host: Host
     log: Annotated[LogRecord, Form("a file beside it", _lies_beside)]
     command: str
     started: Annotated[str, Form("a date and time with its zone", parse_time)]
@@ -171,6 +141,11 @@ def judged_by(pack: Pack) -> Hashed:
 def hashed(path: Path) -> Hashed:
     """Hash a patch, by bytes and by meaning."""
     return Hashed(files.sha256_file(path), judges.meaning(path))
+
+
+def patch_record(path: Path) -> PatchRecord:
+    """Record a patch of a pack."""
+    return PatchRecord(path.name, files.sha256_file(path), judges.meaning(path))
 
 
 def to_json(document: object) -> str:

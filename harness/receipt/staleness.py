@@ -8,20 +8,19 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host, python_tag
-from harness.pack import judges
+from harness.pack import judges, requirements
 from harness.pack.model import Pack
-from harness.receipt.receipt import DependencyRecord, FixRecord, Hashed, Receipt
-from harness.upstream import dependencies
+from harness.receipt.receipt import DependencyRecord, Hashed, PatchRecord, Receipt
 from harness.upstream.source import SourceKind
 
 #: A reason why a receipt or a record is STALE.
 PATCH_CHANGED = "the patch changed"
 
 
-def patch_changed(path: Path, recorded: Hashed | FixRecord) -> bool:
-    """Whether a patch is gone, or means something else than when it was recorded."""
-    if not path.exists():
-        return True
+def patch_changed(path: Path, recorded: Hashed | PatchRecord | None) -> bool:
+    """Whether a patch came, is gone, or means something else than when it was recorded; None: there was none."""
+    if recorded is None or not path.exists():
+        return recorded is not None or path.exists()
     return files.sha256_file(path) != recorded.sha256 and judges.meaning(path) != recorded.meaning
 
 
@@ -49,7 +48,7 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
 def dependency_reasons(pack: Pack, name: str, recorded: DependencyRecord, python: str) -> list[str]:
     """Say how a dependency set of the pack changed, for the Python of the record; empty where it did not."""
     try:
-        members = dependencies.named_set(pack.definition, name, python_tag(python))
+        members = requirements.named_set(pack.definition, name, python_tag(python))
     except HarnessError:
         return ["its dependency set is gone"]
     is_same = recorded.sha256 == members.sha256 or recorded.packages == members.versions

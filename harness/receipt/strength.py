@@ -11,7 +11,7 @@ day, and is never stale. A later set replaces it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -115,7 +115,7 @@ class Strength:
     @property
     def whole(self) -> Count:
         """The counts of own and generated wrong fixes, added up."""
-        return Count(*(sum(pair) for pair in zip(astuple(self.own), astuple(self.made), strict=True)))
+        return Count(**{name: number + getattr(self.made, name) for name, number in vars(self.own).items()})
 
     @property
     def name(self) -> str:
@@ -157,8 +157,9 @@ def files_of(pack: Pack) -> list[Path]:
 
 def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Strength | None:
     """Return the record of one target with that evidence; None where it is missing or cannot be read."""
+    path = pack.folder / "receipts" / f"{kind}{target}.{evidence}.json"
     try:
-        return load(pack.folder / "receipts" / f"{kind}{target}.{evidence}.json")
+        return load(path) if path.exists() else None
     except HarnessError:  # `check` says why
         return None
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core import files
@@ -19,9 +19,9 @@ from harness.host.gpus import Gpu
 from harness.host.host import Host
 from harness.lane.record import LogRecord
 from harness.pack.model import Pack
+from harness.pack.requirements import DependencySet
 from harness.receipt import receipt, redaction
 from harness.receipt.redaction import Scrubber
-from harness.upstream.dependencies import DependencySet
 from harness.upstream.source import commit_of
 from harness.verdict.outcome import Outcome
 
@@ -47,11 +47,9 @@ def without_lane_folders(text: str) -> str:
     return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
 
 
-def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
-    """Record a host, and the GPUs that lanes had."""
-    records = (receipt.GpuRecord(gpu.name, ".".join(map(str, gpu.compute_capability))) for gpu in gpus)
-    fields = asdict(host) | {"torch": host.torch or "", "triton": host.triton or "", "gpus": tuple(records)}
-    return receipt.HostRecord(**fields | {"driver": host.driver if gpus else ""})
+def host_record(host: Host, gpus: tuple[Gpu, ...]) -> Host:
+    """Record a host, with the GPUs that lanes had."""
+    return replace(host, gpus=gpus, driver=host.driver if gpus else "")
 
 
 def _host_of_lanes(host: Host, members: DependencySet) -> Host:
@@ -65,12 +63,9 @@ def _host_of_lanes(host: Host, members: DependencySet) -> Host:
     return replace(host, triton=versions.get("triton", host.triton))
 
 
-def _fix_record(outcome: Outcome) -> receipt.FixRecord | None:
+def _fix_record(outcome: Outcome) -> receipt.PatchRecord | None:
     patch, pack = next((end.patch for end in outcome.last if end.patch and end.record), ""), outcome.cell.pack
-    if not patch:
-        return None
-    hashes = receipt.hashed(outcome.cell.patch or (pack.inputs or pack.folder) / patch)
-    return receipt.FixRecord("patch", patch, hashes.sha256, hashes.meaning)
+    return receipt.patch_record(outcome.cell.patch or (pack.inputs or pack.folder) / patch) if patch else None
 
 
 def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:

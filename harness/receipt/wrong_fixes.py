@@ -12,9 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.core import files
-from harness.pack import judges
+from harness.pack import judges, patch_text
 from harness.pack.model import Pack
-from harness.upstream import patch
 
 SLUG = re.compile(r"[^\w.-]+")
 #: The folder, in each folder of wrong fixes, for patches on the release itself. The others apply on top of fix.patch.
@@ -63,7 +62,7 @@ class Mutant:
 
 @functools.lru_cache(maxsize=256)  # each target of a pack asks for all of them
 def _identity(fix: str, text: str, *, is_whole: bool) -> str:
-    return patch.result_hash(*([] if is_whole else [fix]), text) or judges.patch_meaning(text)
+    return patch_text.result_hash(*([] if is_whole else [fix]), text) or judges.patch_meaning(text)
 
 
 def handwritten(pack: Pack, origin: Origin) -> list[Mutant]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from harness.core import git
 from harness.core.errors import HarnessError
+from harness.pack import patch_text
 from harness.pack.model import Pack
 from harness.upstream import patch
-from harness.upstream.patch import NO_BLOB
 
 #: Variables that would make git work outside the checkout.
 ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
@@ -97,7 +97,7 @@ def _require_clean(folder: Path) -> None:
 
 def _apply(folder: Path, path: Path) -> None:
     """Apply a patch without offset or fuzz, and compare the files with its index lines."""
-    files = patch.parse(path.read_text(encoding="utf-8"))
+    files = patch_text.parse(path.read_text(encoding="utf-8"))
     verifiable = [file for file in files if file.after and _blob(folder, file.path) == file.before]
     completed = _run_git(folder, *EXACTLY, "apply", "--verbose", "--index", str(path.resolve()))
     offsets = [line.strip() for line in completed.stderr.splitlines() if "offset" in line or "fuzz" in line]
@@ -114,7 +114,7 @@ def _apply(folder: Path, path: Path) -> None:
 
 def _blob(folder: Path, path: str) -> str:
     """Return the hash of a file's blob in the index."""
-    return _run_git(folder, "rev-parse", "--verify", "--quiet", f":{path}").stdout.strip() or NO_BLOB
+    return _run_git(folder, "rev-parse", "--verify", "--quiet", f":{path}").stdout.strip() or patch_text.NO_BLOB
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from harness.core.words import BITWISE_IDENTICAL, Evidence, LaneName, LaneVerdic
 from harness.host.host import python_tag
 from harness.lane import results, script
 from harness.lane.record import LaneRecord
+from harness.pack import patch_text, requirements
 from harness.pack.model import Pack
+from harness.pack.patch_text import PatchedFile
 from harness.receipt.receipt import Receipt
-from harness.upstream import dependencies, patch
-from harness.upstream.patch import PatchedFile
 from harness.upstream.source import SourceKind
 from harness.verdict import lane_verdict, pack_verdict
 
@@ -87,7 +87,7 @@ def _module_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
         before, after = (
             hashes.get((name, f"$TREE/{file.path}")) or hashes.get((name, f"$TREE/{in_wheel}")) for name in LaneName
         )
-        if after is None or before == after or (before is None and file.before != patch.NO_BLOB):
+        if after is None or before == after or (before is None and file.before != patch_text.NO_BLOB):
             yield f"{file.path}: the lanes did not load two versions of it"
 
 
@@ -96,7 +96,7 @@ def _patched_files(receipt: Receipt, pack: Pack) -> list[PatchedFile]:
     target = pack.definition.targets.get(receipt.target)
     path = pack.folder / receipt.fix.name if receipt.fix else pack.patch
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return [file for file in patch.parse(text) if target and file.path in target.loads]
+    return [file for file in patch_text.parse(text) if target and file.path in target.loads]
 
 
 def _host_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _host_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
     elif (gpus and len(gpus) != target.gpus) or receipt.ranks != target.ranks:
         yield f"host.gpus, ranks: pack.toml states {target.gpus} and {target.ranks}"
     try:
-        members = dependencies.named_set(pack.definition, receipt.dependencies.name, python_tag(receipt.host.python))
+        members = requirements.named_set(pack.definition, receipt.dependencies.name, python_tag(receipt.host.python))
         if members.versions != receipt.dependencies.packages:
             yield "dependencies: other versions than the pack pins"
     except HarnessError as error:

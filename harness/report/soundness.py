@@ -16,16 +16,16 @@ from harness.core.words import Role, SuiteVerdict, Verdict
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host
 from harness.mutate import soundness as wrong_fixes
-from harness.pack import script_text
+from harness.pack import patch_text, script_text
 from harness.pack.model import Pack
+from harness.pack.patch_text import PatchedFile
 from harness.receipt import staleness
 from harness.receipt.receipt import SUITE, Receipt, is_receipt
 from harness.receipt.receipt import load as load_receipt
 from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
-from harness.upstream.patch import PatchedFile
-from harness.upstream.source import parse_git_source, pinned_source
+from harness.upstream.source import parse_source, pinned_source
 from harness.upstream.tree import Tree
 
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
@@ -92,7 +92,7 @@ def _ask_findings(pack: Pack, cache: Cache, receipts: list[Receipt]) -> Iterator
     yield from _errors(f"ask.checks: no defect check of a receipt matches {glob!r}" for glob in missing)
     try:
         if path.exists():
-            asked = tree.materialize(cache, pack.definition.upstream, parse_git_source(ask.origin))
+            asked = tree.materialize(cache, pack.definition.upstream, parse_source(ask.origin, pack.definition))
             patch.apply(cache, asked, pack.definition.upstream, path, exact=True)
     except UnavailableError as error:
         yield Finding(f"ask.patch was not tried: {error}", is_warning=True)
@@ -146,7 +146,7 @@ def _patch_findings(pack: Pack) -> Iterator[Finding]:
         yield from _errors(f'{name}: pack.toml says fix = "none"' for name in names)
         return
     suite = pack.definition.upstream_tests
-    paths = [pack.patch, pack.ask_patch, pack.suite_patch(suite) if suite else None]
+    paths = [pack.patch, pack.ask_patch]
     yield from _errors(f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists())
     for path in (pack.patch, pack.own_head_patch, pack.ask_patch):
         if path is not None and path.exists():
@@ -154,7 +154,7 @@ def _patch_findings(pack: Pack) -> Iterator[Finding]:
             yield from _errors(patch_errors(text, pack), f"{path.name}: ")
     test = pack.upstream_test_patch
     if test.exists():
-        files = patch.parse(test.read_text(encoding="utf-8", errors="replace"))
+        files = patch_text.parse(test.read_text(encoding="utf-8", errors="replace"))
         errors = [] if suite else ["pack.toml has no [upstream_tests] that says where it applies"]
         errors += [] if files else ["it names no file"]
         yield from _errors([*errors, *_index_errors(files)], f"{test.name}: ")
@@ -188,9 +188,10 @@ def _stale_reasons(pack: Pack, receipt: Receipt, folder: str) -> list[str]:
     reasons, ask = staleness.reasons(pack, receipt), pack.definition.ask
     if folder != "ask":
         return reasons
-    if ask is None or not ask.patch:
+    if ask is None:
         return ["pack.toml asks for no patch"]
-    reasons += ["ask.origin changed"] if receipt.upstream.commit != parse_git_source(ask.origin).value else []
+    commit = parse_source(ask.origin, pack.definition).value
+    reasons += ["ask.origin changed"] if receipt.upstream.commit != commit else []
     return reasons + (["ask.checks changed"] if receipt.about != ask.checks else [])
 
 
@@ -207,7 +208,8 @@ def _receipt_errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool)
     if target is None:
         errors.append(f"pack.toml lists no target {receipt.target}")
     else:
-        verdict = Verdict.CONFIRMED if is_asked else target.verdict if is_own or head is None else head.verdict
+        stated = pack.definition.expected if is_own or head is None else head.verdict
+        verdict = Verdict.CONFIRMED if is_asked else stated
         if receipt.verdict != verdict:
             errors.append(f"shows {receipt.verdict}, pack.toml expects {verdict}")
         missing_claims = [claim for claim in target.claims_of(receipt.evidence) if claim not in receipt.claims]
@@ -241,7 +243,7 @@ def patch_errors(text: str, pack: Pack) -> list[str]:
         errors.append(f"it has no line 'SPDX-License-Identifier: {pack.definition.upstream.license}'")
     if re.search(r"(?m)^(?:From|Signed-off-by|Author): ", head):
         errors.append("From and sign-off are a human's (git commit -s); leave them out")
-    files = patch.parse(text)
+    files = patch_text.parse(text)
     if not files or body.count("\ndiff --git ") + 1 != len(files):
         errors.append("some file of it cannot be read (binary, renamed?)")
     errors += _index_errors(files)

@@ -17,13 +17,13 @@ from harness.lane.cell import Cell
 from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
 from harness.lane.record import LaneEnd, LaneRecord, LogRecord
+from harness.pack.requirements import DependencySet
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
 from harness.schedule.queue import Devices
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
-from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 from harness.verdict import lane_verdict
 
@@ -150,9 +150,6 @@ class Runner:
             return replace(base, stale=prepared.stale)
         limit = cell.timeout or cell.stated.timeout_s
         remaining = self.session.stop_at - clock if self.session.stop_at is not None else limit
-        locks = self.session.locks or self.session.cache.root / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        shared = () if task.exclusive else devices  # an exclusive lane needs no lock
         spec = Lane(
             cell=cell,
             tree=source,
@@ -161,7 +158,7 @@ class Runner:
             must_load=prepared.must_load if is_patched else (),
             recorded=prepared.must_load or prepared.loads,
             timeout=max(0.1, min(limit, remaining)),
-            locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in shared),
+            locks=() if task.exclusive else self.session.lock_files(devices),
             cancel=cancel,
             share=Share(
                 threads=self.session.threads_of_lane,

@@ -94,5 +94,5 @@ class Places:
             return False
         lanes = [*self._tasks_on(device), task]
         memory_gib = sum(lane.cell.stated.gpu_memory_gib for lane in lanes)
-        fits = memory_gib <= (device.gpu.memory_gib or math.inf) and not any(lane.exclusive for lane in lanes)
+        fits = memory_gib <= (device.memory_gib or math.inf) and not any(lane.exclusive for lane in lanes)
         return fits or len(lanes) == 1

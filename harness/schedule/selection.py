@@ -46,7 +46,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
     """
     if request.upstream == ASK:
         ask = pack.definition.ask
-        if ask is None or not ask.patch:
+        if ask is None:
             raise HarnessError("--upstream ask: pack.toml names no patch in [ask]. Next: runner.py run, without it")
         cell = cell_of(pack, planned, replace(request, upstream=ask.origin), host, cache)
         return replace(cell, column=ASK, patch=pack.ask_patch, about=ask.checks)
@@ -124,12 +124,12 @@ def _look_up(cache: Cache, column: str, subject: str, is_wheel: bool) -> tuple[s
     try:
         if column == LATEST:
             release = newest.release(cache, subject, wheels_only=is_wheel)
-            return f"{subject}=={release.file.version}", {"seen": release.seen}
+            return f"{subject}=={release.version}", {"seen": release.seen}
         head = newest.head(cache, subject)
     except HarnessError as error:
         return None, {"version": "", "evidence": None, "reason": str(error), "verdict": Verdict.UNAVAILABLE}
-    version = f"commit {head.commit[:12]} of {head.date}"
-    return f"git+{subject}@{head.commit}", {"version": version, "seen": head.seen}
+    version = f"commit {head.version[:12]} of {head.date}"
+    return f"git+{subject}@{head.version}", {"version": version, "seen": head.seen}
 
 
 @contextmanager

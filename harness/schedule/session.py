@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.core import files
 from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.host import host as this_host
@@ -13,9 +14,9 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane.cell import Cell
+from harness.pack.requirements import DependencySet
 from harness.schedule.journal import Journal
 from harness.upstream import dependencies
-from harness.upstream.dependencies import DependencySet
 
 #: The host memory of a lane, in GiB: torch and a compiler, imported.
 LANE_MEMORY_GIB = 2.0
@@ -58,6 +59,12 @@ class Session:
         """Return the dependency set of a cell on this host."""
         definition, default, tag = cell.pack.definition, cell.stated.dependencies, self.host.python_tag
         return dependencies.requested_set(self.cache, definition, cell.dependencies, default, tag)
+
+    def lock_files(self, devices: Iterable[Device]) -> tuple[Path, ...]:
+        """Return the file of each GPU that a lane locks while it shares the GPU."""
+        folder = self.locks or self.cache.root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        return tuple(folder / f"gpu-{files.key_of(device.token)}.lock" for device in devices)
 
     @property
     def threads_of_lane(self) -> int:

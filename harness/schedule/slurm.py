@@ -65,7 +65,7 @@ class Settings:
         """The GPUs that nodes are assumed to have. Slurm refuses a task that needs more than they have."""
         digits = {target: target.removeprefix("sm_").removesuffix("a") for target in self.gpu_types}
         return MOST_GPUS * tuple(
-            Gpu(kind or target, (int(digits[target][:-1]), int(digits[target][-1])))
+            Gpu(kind or target, f"{digits[target][:-1]}.{digits[target][-1]}")
             for target, kind in self.gpu_types.items()
         )
 

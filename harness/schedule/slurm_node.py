@@ -13,7 +13,8 @@ from pathlib import Path
 from harness.core.cache import Cache
 from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
-from harness.host.gpus import GpuPool, gpu_pool
+from harness.host.gpus import GpuPool
+from harness.host.nvml import gpu_pool
 from harness.lane import built_environment
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd

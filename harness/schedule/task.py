@@ -12,9 +12,8 @@ from harness.core import files, strict_json
 from harness.core.words import LaneName
 from harness.host.host import Host
 from harness.lane.cell import BOTH_LANES, Cell
-from harness.pack import judges
+from harness.pack import judges, requirements
 from harness.receipt import receipt
-from harness.upstream import dependencies
 
 #: The expected seconds of a lane without a receipt.
 UNKNOWN_SECONDS = 120.0
@@ -47,7 +46,7 @@ class Task:
     @property
     def exclusive(self) -> bool:
         """Whether it shares neither a GPU nor (without one) the cores."""
-        return self.faults > 0 or self.cell.exclusive
+        return self.faults > 0 or self.cell.alone
 
     @property
     def gpus(self) -> int:
@@ -81,7 +80,7 @@ class Task:
 def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
     """Return the parts of a key that all lanes of a cell share."""
     definition, stated = cell.pack.definition, cell.stated
-    members = None if cell.dependencies else dependencies.named_set(definition, stated.dependencies, host.python_tag)
+    members = None if cell.dependencies else requirements.named_set(definition, stated.dependencies, host.python_tag)
     gpus = tuple(gpu for gpu in host.gpus if gpu.target == cell.gpu)[:1]
     return (
         cell.pack.name,
@@ -118,7 +117,7 @@ def tasks(cell: Cell, host: Host, repeat: int, *, urgent: bool = False) -> list[
         return []
     base, patches = _key_base(cell, host), _patches_key(cell)
     durations = _durations(cell.pack.receipts)
-    waits = cell.lanes == BOTH_LANES and not cell.lanes_are_independent
+    waits = cell.lanes == BOTH_LANES and not cell.is_stated
     planned: list[Task] = []
     previous: dict[LaneName, str] = {}
     for number in range(1, repeat + 1):

@@ -54,8 +54,8 @@ class CaseRow:
 def read(report: Path, status: int, *, listing: bool) -> dict[str, CaseEnd]:
     """Read the report of a pytest that ended with `status`: how each test ended, and each module that skips itself.
 
-    ValueError is raised where the report is cut off, a module cannot be collected, report and status disagree, or no
-    test ran, unless pytest only had to list them.
+    ValueError: the report is cut off, a module cannot be collected, report and status disagree, or no test ran, unless
+    pytest only had to list them.
     """
     ends: dict[str, CaseEnd] = {}
     try:
@@ -65,16 +65,14 @@ def read(report: Path, status: int, *, listing: bool) -> dict[str, CaseEnd]:
                 ends[test] = end
     except (OSError, ET.ParseError):
         raise ValueError(f"it ended with status {status} before pytest did") from None
-    broken = [f"{name}: {end.reason}" for name, end in ends.items() if "::" not in name and end.result in RED]
-    if broken:
+    modules = {name: end for name, end in ends.items() if "::" not in name}
+    if broken := [f"{name}: {end.reason}" for name, end in modules.items() if end.result in RED]:
         raise ValueError(f"cannot be collected: {'; '.join(broken)}")
-    if status not in STATUSES:
-        raise ValueError(f"pytest ended with status {status}")
-    if not listing and all("::" not in name for name in ends):
-        skipped = "; ".join(f"{name}: {end.reason}" for name, end in ends.items())
+    if status in STATUSES and len(modules) == len(ends) and not listing:
+        skipped = "; ".join(f"{name}: {end.reason}" for name, end in modules.items())
         raise ValueError("no test was collected" + (f" (skipped: {skipped})" if skipped else ""))
     has_red = any(end.result in RED for end in ends.values())
-    if has_red != (status == FAILED):
+    if status not in STATUSES or has_red != (status == FAILED):
         raise ValueError(f"pytest ended with status {status}, and {'a' if has_red else 'no'} test failed")
     return ends
 
@@ -97,31 +95,26 @@ def _end(case: ET.Element) -> CaseEnd:
     return CaseEnd(TestResult.PASSED)
 
 
-def _function(test: str) -> str:
-    """Return the id of a test without its parameters."""
-    return test.partition("[")[0]
-
-
 def compare(
     upstream_tests: Mapping[str, CaseEnd], before: Mapping[str, CaseEnd], after: Mapping[str, CaseEnd], *, adds: bool
 ) -> list[CaseRow]:
     """Compare the runs without and with the patch; `upstream_tests` are those without upstream_test.patch.
 
     `adds` says that both runs hold tests of the pack. Of each such test function at least one case has to be red
-    before, and every case green after. HarnessError is raised where a function of upstream did not run.
+    before, and every case green after. HarnessError: a function of upstream did not run.
     """
-    ran = {_function(name) for name in (*before, *after)}
-    lost = [name for name in upstream_tests if _function(name) not in ran]
-    if lost:
+    functions = {name: name.partition("[")[0] for name in (*upstream_tests, *before, *after)}
+    ran = {functions[name] for name in (*before, *after)}
+    if lost := [name for name in upstream_tests if functions[name] not in ran]:
         raise HarnessError(f"{len(lost)} tests did not run, the first of them {lost[0]}")
-    missing = CaseEnd(TestResult.MISSING, "not collected")
-    proven = {_function(name) for name, end in before.items() if name not in upstream_tests and end.result in RED}
-    rows = []
-    for name in dict.fromkeys([*upstream_tests, *before, *after]):
+    new_tests = functions.keys() - upstream_tests.keys() if adds else set()
+    proven = {functions[name] for name in new_tests if name in before and before[name].result in RED}
+    missing, rows = CaseEnd(TestResult.MISSING, "not collected"), []
+    for name, function in functions.items():
         old, new = before.get(name, missing), after.get(name, missing)
         change = _change(old.result, new.result)
-        if adds and name not in upstream_tests:
-            change = Change.NEW if _function(name) in proven and new.result in GREEN else Change.NEW_WRONG
+        if name in new_tests:
+            change = Change.NEW if function in proven and new.result in GREEN else Change.NEW_WRONG
         rows.append(CaseRow(name, old.result, new.result, change, new.reason or old.reason))
     return rows
 
@@ -138,15 +131,16 @@ def _change(before: TestResult, after: TestResult) -> Change:
 
 
 def verdict(rows: list[CaseRow], *, adds: bool) -> tuple[SuiteVerdict, str]:
-    """Return the verdict and its reason; UnsupportedHereError is raised where every test is skipped."""
-    broken = [row.test for row in rows if row.change == Change.BROKEN]
-    if broken:
-        return SuiteVerdict.BREAKS_TESTS, f"{len(broken)} broken by the patch, the first of them {broken[0]}"
-    wrong = next((row for row in rows if row.change == Change.NEW_WRONG), None)
-    if wrong:
-        case = f"{wrong.test} ({wrong.before} before, {wrong.after} after)"
+    """Return the verdict and its reason; UnsupportedHereError: every test is skipped."""
+    changes = [row.change for row in rows]
+    if broken := changes.count(Change.BROKEN):
+        first = rows[changes.index(Change.BROKEN)].test
+        return SuiteVerdict.BREAKS_TESTS, f"{broken} broken by the patch, the first of them {first}"
+    if Change.NEW_WRONG in changes:
+        row = rows[changes.index(Change.NEW_WRONG)]
+        case = f"{row.test} ({row.before} before, {row.after} after)"
         return SuiteVerdict.NEW_TEST_WRONG, f"a new test is red before the patch and green with it: not {case}"
-    if adds and {Change.NEW, Change.MENDED}.isdisjoint(row.change for row in rows):
+    if adds and {Change.NEW, Change.MENDED}.isdisjoint(changes):
         return SuiteVerdict.NEW_TEST_WRONG, "upstream_test.patch adds no test, and mends none"
     if all(TestResult.SKIPPED in (row.before, row.after) for row in rows):
         raise UnsupportedHereError(f"every test is skipped here: {rows[0].reason}")

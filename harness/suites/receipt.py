@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.words import SuiteVerdict
-from harness.pack.model import Pack
+from harness.host.host import Host
+from harness.pack.model import TESTS, Pack
 from harness.receipt import receipt, staleness
-from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, UpstreamRecord
+from harness.receipt.receipt import SUITE, DependencyRecord, PatchRecord, UpstreamRecord
 from harness.suites.comparison import CaseRow
-from harness.upstream.source import parse_git_source
+from harness.upstream.source import parse_source
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class PatchRecord:
-    """A patch of the pack. Two records are equal where name and meaning are."""
-
-    name: str  # of the file
-    sha256: str = field(compare=False)  # of its bytes
-    meaning: str  # the hash of what it does
 
 
 @dataclass(frozen=True)
@@ -36,10 +28,10 @@ class SuiteReceipt:
     files: tuple[str, ...]  # of the suite
     arguments: tuple[str, ...]  # of pytest, from pack.toml
     environment: dict[str, str]  # of the suite, from pack.toml
-    patch: PatchRecord | None
+    patch: PatchRecord
     test_patch: PatchRecord | None  # upstream_test.patch, applied in both lanes; None where the pack has none
     dependencies: DependencyRecord
-    host: HostRecord
+    host: Host
     before: dict[str, int]  # the number of tests by result, without the patch
     after: dict[str, int]  # with it
     tests: tuple[CaseRow, ...]  # whose change is not `SAME`
@@ -48,16 +40,8 @@ class SuiteReceipt:
     seconds: float  # of all lanes together
 
 
-def patch_record(path: Path) -> PatchRecord | None:
-    """Record a patch of the pack; None where there is no such file."""
-    if not path.exists():
-        return None
-    hashes = receipt.hashed(path)
-    return PatchRecord(path.name, hashes.sha256, hashes.meaning)
-
-
 def load(folder: Path) -> SuiteReceipt | None:
-    """Read the receipt in a folder of receipts, if it is there. HarnessError is raised where it cannot be read."""
+    """Read the receipt in a folder of receipts, if it is there; HarnessError: it cannot be read."""
     path = folder / SUITE
     return receipt.load_as(path, SuiteReceipt, "runner.py upstream-tests --record") if path.exists() else None
 
@@ -67,14 +51,13 @@ def reasons(pack: Pack, recorded: SuiteReceipt) -> list[str]:
     upstream, suite = pack.definition.upstream, pack.definition.upstream_tests
     if suite is None:
         return ["pack.toml has no [upstream_tests]"]
-    origin = parse_git_source(suite.origin).value if suite.origin else upstream.sha256 or upstream.commit
+    origin = parse_source(suite.origin, pack.definition).value if suite.origin else upstream.sha256 or upstream.commit
     stated = (suite.files, suite.arguments, suite.environment)
     changed = {
         "[upstream_tests]": stated != (recorded.files, recorded.arguments, recorded.environment),
         "its tree": origin not in (recorded.upstream.commit, recorded.upstream.sha256),
-        "the patch": patch_record(pack.suite_patch(suite)) != recorded.patch,
-        "upstream_test.patch": patch_record(pack.upstream_test_patch) != recorded.test_patch,
+        "the patch": staleness.patch_changed(pack.suite_patch, recorded.patch),
+        "upstream_test.patch": staleness.patch_changed(pack.upstream_test_patch, recorded.test_patch),
     }
-    python = recorded.host.python
     changes = [f"{name} changed" for name, is_changed in changed.items() if is_changed]
-    return changes + staleness.dependency_reasons(pack, suite.dependencies, recorded.dependencies, python)
+    return changes + staleness.dependency_reasons(pack, TESTS, recorded.dependencies, recorded.host.python)

@@ -12,23 +12,24 @@ from pathlib import Path
 
 from harness.core import files
 from harness.core.errors import HarnessError, UnsupportedHereError
+from harness.core.seal import Layout
 from harness.host.eligibility import version_mismatch
 from harness.host.gpus import Device
 from harness.host.host import cores
 from harness.lane import built_environment, environment, process
 from harness.lane.cell import Cell
 from harness.lane.process import Command
-from harness.pack.model import Pack, UpstreamTests
+from harness.pack.model import TESTS, Pack, UpstreamTests
 from harness.receipt import writer
-from harness.receipt.receipt import DependencyRecord, UpstreamRecord
-from harness.schedule.lane_runner import Prepared, Runner
+from harness.receipt.receipt import DependencyRecord, UpstreamRecord, patch_record
+from harness.schedule.lane_runner import Runner
 from harness.schedule.session import Session
 from harness.suites import comparison
 from harness.suites.comparison import CaseEnd, Change
-from harness.suites.receipt import SCHEMA, SuiteReceipt, patch_record
+from harness.suites.receipt import SCHEMA, SuiteReceipt
 from harness.upstream import patch
 from harness.upstream.patch import StalePatchError
-from harness.upstream.source import commit_of, parse_source
+from harness.upstream.source import parse_source
 from harness.upstream.tree import Tree
 from harness.verdict.lane_verdict import abnormal_end
 
@@ -39,23 +40,23 @@ OPTIONS = ("-p", "no:cacheprovider", "--maxfail=0", "--color=no", "-o", "junit_f
 
 @dataclass(frozen=True)
 class Suite:
-    """Upstream's tests for one pack, with its trees and its dependency set laid out."""
+    """Upstream's tests for one pack, and where they run."""
 
     cell: Cell
     tests: UpstreamTests
-    prepared: Prepared
+    dependencies: Layout
     devices: tuple[Device, ...]
     session: Session
 
     def run(self, name: str, tree: Tree, *, listing: bool = False) -> dict[str, CaseEnd]:
         """Run the suite in a copy of a tree, since tests may write into it; with `listing`, pytest only lists them.
 
-        HarnessError is raised where the run as a whole fails.
+        HarnessError: the run as a whole fails.
         """
         present = tuple(file for file in self.tests.files if not listing or (tree.folder / file).exists())
         if not present:
             return {}
-        cache, layout, label = self.session.cache, self.prepared.dependencies, f"{self.cell.pack.name}: {name}"
+        cache, label = self.session.cache, f"{self.cell.pack.name}: {name}"
         cache.tell(label)
         with cache.guard(), cache.scratch("lane-") as work:
             copy, report = environment.make_folders(work, work / "jit"), work / "report.xml"
@@ -64,10 +65,10 @@ class Suite:
             plan = ("--setup-plan",) if listing else ()
             options = (*OPTIONS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
             command = self._command(work, copy / tree.source_root, (*self.tests.arguments, *options))
-            seal = layout.lay_out()
+            seal = self.dependencies.lay_out()
             end = process.run(command)
             files.write_atomic(self.session.folder / f"{label}.log", end.log)
-            layout.check(seal, while_it_ran=True)
+            self.dependencies.check(seal, while_it_ran=True)
             try:
                 return comparison.read(report, end.status, listing=listing)
             except ValueError as error:
@@ -77,13 +78,10 @@ class Suite:
         """Return the command that runs pytest in the folder of a lane; `root` goes on PYTHONPATH."""
         with socket.create_server(("127.0.0.1", 0)) as server:  # two suites at once must not share a port
             port = server.getsockname()[1]
-        visible, locks = ",".join(device.token for device in self.devices), self.session.cache.root / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        share = environment.Share(len(cores()), 1, visible)
-        paths = [root, self.prepared.dependencies.folder]
-        python = built_environment.interpreter(self.cell.environment)
+        share = environment.Share(len(cores()), 1, ",".join(device.token for device in self.devices))
+        paths = [root, self.dependencies.folder]
         return Command(
-            arguments=(str(python), "-P", "-m", "pytest", *arguments),
+            arguments=(str(built_environment.interpreter(self.cell.environment)), "-P", "-m", "pytest", *arguments),
             environment={
                 **environment.build(os.environ, work, work / "jit", paths, share),
                 "MASTER_ADDR": "127.0.0.1",  # torch.distributed listens there
@@ -94,60 +92,18 @@ class Suite:
             folder=work / "cwd",
             timeout=self.tests.timeout_s,
             gate=work / "gate" if self.devices else None,
-            locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
+            locks=self.session.lock_files(self.devices),
         )
 
 
 def judge(pack: Pack, tests: UpstreamTests, session: Session) -> SuiteReceipt:
     """Run upstream's tests without and with the patch, both with the test of the pack, and compare.
 
-    UnsupportedHereError is raised where this host lacks a GPU, lies outside the pack's range, or skips every test.
-    StalePatchError is raised where a patch does not apply, and HarnessError where a tree or a wheel cannot be fetched,
-    a run as a whole fails, or the receipt looks private.
+    UnsupportedHereError: this host lacks a GPU, lies outside the pack's range, or skips every test. StalePatchError: a
+    patch does not apply. HarnessError: a tree or a wheel cannot be fetched, a run as a whole fails, or the receipt
+    looks private.
     """
-    started, suite = dt.datetime.now(dt.UTC), _lay_out(pack, tests, session)
-    prepared, pristine = suite.prepared, suite.prepared.pristine
-    if prepared.patched is None:
-        raise StalePatchError(f"{prepared.patch}: {prepared.stale}")
-    trees, own = [pristine, prepared.patched], pack.upstream_test_patch
-    if own.exists():  # it need not fit exactly, since fix.patch may touch its files
-        upstream = pack.definition.upstream
-        try:
-            trees = [patch.apply(session.cache, tree, upstream, own, exact=False) for tree in trees]
-        except StalePatchError as error:
-            raise StalePatchError(f"{own.name}: {error}") from None
-    listed = suite.run("the list of tests", pristine, listing=True)
-    before, after = suite.run("without the patch", trees[0]), suite.run("with the patch", trees[1])
-    rows = comparison.compare(listed, before, after, adds=own.exists())
-    verdict, reason = comparison.verdict(rows, adds=own.exists())
-    members, package, version = prepared.dependency_set, pack.definition.upstream.package, pristine.version
-    receipt = SuiteReceipt(
-        schema=SCHEMA,
-        pack=pack.name,
-        verdict=verdict,
-        reason=reason,
-        upstream=UpstreamRecord(package, version, suite.cell.source.kind, pristine.sha256, commit_of(version)),
-        files=tests.files,
-        arguments=tests.arguments,
-        environment=tests.environment,
-        patch=patch_record(pack.suite_patch(tests)),
-        test_patch=patch_record(own),
-        dependencies=DependencyRecord(members.name, members.sha256, members.versions),
-        host=writer.host_record(session.host, tuple(device.gpu for device in suite.devices)),
-        before=dict(Counter[str](sorted(row.before for row in rows))),
-        after=dict(Counter[str](sorted(row.after for row in rows))),
-        tests=tuple(row for row in rows if row.change != Change.SAME),
-        command=session.command(suite.cell),
-        started=started.isoformat(timespec="milliseconds"),
-        seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
-    )
-    scrub = writer.scrubber(pack, session.cache, session.host, members, {})
-    scrubbed: SuiteReceipt = scrub.document(receipt, "upstream_tests", writer.without_lane_folders)
-    return scrubbed
-
-
-def _lay_out(pack: Pack, tests: UpstreamTests, session: Session) -> Suite:
-    cache, host = session.cache, session.host
+    started, cache, host, upstream = dt.datetime.now(dt.UTC), session.cache, session.host, pack.definition.upstream
     target = host.auto_target if tests.gpu else "cpu"
     devices = tuple(device for device in session.devices if device.gpu.target == target)
     if tests.gpu and not devices:
@@ -159,8 +115,45 @@ def _lay_out(pack: Pack, tests: UpstreamTests, session: Session) -> Suite:
         target=target,
         evidence=None,  # a suite has none
         source=parse_source(tests.origin or None, pack.definition),
-        dependencies=(tests.dependencies,),
-        patch=pack.suite_patch(tests),
+        dependencies=(TESTS,),
+        patch=pack.suite_patch,
         environment=built_environment.find_environment(cache, host, pack.definition.stated(target).environment),
     )
-    return Suite(cell, tests, Runner(session).prepare(cell), devices, session)
+    prepared = Runner(session).prepare(cell)
+    pristine, members = prepared.pristine, prepared.dependency_set
+    if prepared.patched is None:
+        raise StalePatchError(f"{prepared.patch}: {prepared.stale}")
+    trees, own = [pristine, prepared.patched], pack.upstream_test_patch
+    if own.exists():  # it need not fit exactly, since fix.patch may touch its files
+        try:
+            trees = [patch.apply(cache, tree, upstream, own, exact=False) for tree in trees]
+        except StalePatchError as error:
+            raise StalePatchError(f"{own.name}: {error}") from None
+    suite = Suite(cell, tests, prepared.dependencies, devices, session)
+    listed = suite.run("the list of tests", pristine, listing=True)
+    before, after = suite.run("without the patch", trees[0]), suite.run("with the patch", trees[1])
+    rows = comparison.compare(listed, before, after, adds=own.exists())
+    verdict, reason = comparison.verdict(rows, adds=own.exists())
+    receipt = SuiteReceipt(
+        schema=SCHEMA,
+        pack=pack.name,
+        verdict=verdict,
+        reason=reason,
+        upstream=UpstreamRecord(upstream.package, pristine.version, cell.source.kind, pristine.sha256, pristine.commit),
+        files=tests.files,
+        arguments=tests.arguments,
+        environment=tests.environment,
+        patch=patch_record(pack.suite_patch),
+        test_patch=patch_record(own) if own.exists() else None,
+        dependencies=DependencyRecord(members.name, members.sha256, members.versions),
+        host=writer.host_record(host, tuple(device.gpu for device in devices)),
+        before=dict(Counter[str](sorted(row.before for row in rows))),
+        after=dict(Counter[str](sorted(row.after for row in rows))),
+        tests=tuple(row for row in rows if row.change != Change.SAME),
+        command=session.command(cell),
+        started=started.isoformat(timespec="milliseconds"),
+        seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
+    )
+    scrub = writer.scrubber(pack, cache, host, members, {})
+    scrubbed: SuiteReceipt = scrub.document(receipt, "upstream_tests", writer.without_lane_folders)
+    return scrubbed

@@ -86,7 +86,7 @@ def expected(cell: Cell, earlier: Receipt | None) -> str:
     head = cell.pack.definition.head
     if cell.column == HEAD and head is not None:
         return head.verdict
-    return cell.pack.definition.targets[cell.target].verdict
+    return cell.pack.definition.expected
 
 
 def verdict_changes(verdict: str, before: str, release: str) -> list[ChangeRow]:

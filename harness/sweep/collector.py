@@ -64,8 +64,8 @@ class Collector:
             lanes_resumed=account.resumed,
             host=HostRow(
                 python=host.python,
-                torch=host.torch or "",
-                triton=host.triton or "",
+                torch=host.torch,
+                triton=host.triton,
                 cuda=host.cuda,
                 driver=", ".join(drivers) or host.driver,
                 jobs=session.most_jobs,

@@ -27,6 +27,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 LACKS = "not our ref"
 #: Git's messages about a host that cannot be reached, and about one that answered.
 NO_ACCESS, ANSWERED = "unable to access", "returned error"
+SHALLOW = ("fetch", "--quiet", "--depth=1", "--no-tags")
 SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
 
 
@@ -40,10 +41,6 @@ def _tracked(folder: Path) -> list[str] | None:
     return [name for name in listing.stdout.split("\0") if name]
 
 
-def _is_source(path: str) -> bool:
-    return SKIPPED.isdisjoint(path.split("/")) and not path.endswith(".pyc")
-
-
 def copy_path(folder: Path, destination: Path) -> str:
     """Copy the tracked files of a checkout as they are in its work tree, or every file of a plain folder.
 
@@ -55,7 +52,8 @@ def copy_path(folder: Path, destination: Path) -> str:
     tracked = _tracked(folder)
     destination.mkdir()
     try:
-        names = [path for path, _ in files.walk(folder) if _is_source(path)] if tracked is None else tracked
+        walked = (path for path, _ in files.walk(folder) if SKIPPED.isdisjoint(path.split("/")))
+        names = tracked if tracked is not None else [path for path in walked if not path.endswith(".pyc")]
         for path in names:  # up to the first that cannot be copied: `cp` would go on through /proc
             source, target = folder / path, destination / path
             if source.is_file() and not source.is_symlink():
@@ -98,6 +96,11 @@ def find_mirror(mirrors: Path, url: str) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
+def _init(repository: Path) -> None:
+    repository.mkdir(parents=True, exist_ok=True)
+    git.run(["init", "--quiet", "--bare"], repository, plain=True)
+
+
 def fetch_from_mirror(mirrors: Path, url: str, commit: str, repository: Path) -> bool:
     """Fetch one commit from the mirror of `url` into a bare repository; return whether the mirror has it.
 
@@ -107,10 +110,8 @@ def fetch_from_mirror(mirrors: Path, url: str, commit: str, repository: Path) ->
     folder = find_mirror(mirrors, url)
     if folder is None or not COMMIT.fullmatch(commit):
         return False
-    repository.mkdir(parents=True, exist_ok=True)
-    git.run(["init", "--quiet", "--bare"], repository)
-    arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--update-shallow"]
-    fetched = git.run([*arguments, "--", folder.absolute().as_uri(), commit], repository)
+    _init(repository)
+    fetched = git.run([*SHALLOW, "--update-shallow", "--", folder.absolute().as_uri(), commit], repository)
     if fetched.returncode != 0 and LACKS not in fetched.stderr:
         message = f"the mirror {folder.name} is refused: {git.last_line(fetched.stderr)}. Next: without --mirrors"
         raise HarnessError(message, status=Exit.DEVIATES)
@@ -118,30 +119,25 @@ def fetch_from_mirror(mirrors: Path, url: str, commit: str, repository: Path) ->
 
 
 def _clone(cache: Cache, url: str, commit: str) -> Path:
-    """Return a bare clone in the cache that has the commit."""
     clone = cache.entry("git", files.key_of(url))
 
     def has_commit() -> bool:
         arguments = ["cat-file", "-e", f"{commit}^{{commit}}"]
         return clone.is_dir() and git.run(arguments, clone, plain=True).returncode == 0
 
-    if has_commit() or (
-        cache.mirrors is not None and fetch_from_mirror(cache.mirrors, url, commit, clone) and has_commit()
-    ):
+    if has_commit() or (cache.mirrors and fetch_from_mirror(cache.mirrors, url, commit, clone) and has_commit()):
         return clone
     if cache.offline:
         raise UnavailableError(f"git commit {commit}: not in the cache, and --offline forbids to fetch it")
     cache.tell(f"fetching commit {commit}")
-    clone.mkdir(parents=True, exist_ok=True)
-    git.run(["init", "--quiet", "--bare"], clone, plain=True)
-    shallow_fetch = git.run(["fetch", "--quiet", "--depth=1", "--no-tags", "--", url, commit], clone)
-    if shallow_fetch.returncode == 0 and has_commit():
+    _init(clone)
+    if git.run([*SHALLOW, "--", url, commit], clone).returncode == 0 and has_commit():
         return clone
-    full_fetch = git.run(["fetch", "--quiet", "--", url, "+refs/*:refs/upstream/*"], clone)
-    if full_fetch.returncode != 0:
-        is_unreachable = NO_ACCESS in full_fetch.stderr and ANSWERED not in full_fetch.stderr
+    fetched = git.run(["fetch", "--quiet", "--", url, "+refs/*:refs/upstream/*"], clone)
+    if fetched.returncode != 0:
+        is_unreachable = NO_ACCESS in fetched.stderr and ANSWERED not in fetched.stderr
         error = UnreachableError if is_unreachable else UnavailableError
-        raise error(f"git+...@{commit}: cannot be fetched: {git.last_line(full_fetch.stderr)}")
+        raise error(f"git+...@{commit}: cannot be fetched: {git.last_line(fetched.stderr)}")
     if not has_commit():
         raise UnavailableError(f"git+...@{commit}: the repository has no such commit. Next: name all 40 digits")
     return clone

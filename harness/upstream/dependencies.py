@@ -3,60 +3,19 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from harness.core import files, seal
+from harness.core import seal
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError, unknown_name
+from harness.core.errors import HarnessError, UnavailableError
 from harness.core.seal import Layout
 from harness.pack import requirements
 from harness.pack.model import Definition, Dependency
+from harness.pack.requirements import DependencySet
 from harness.upstream import download, uv
-
-
-@dataclass(frozen=True)
-class DependencySet:
-    """A named set for one Python tag; its hash names the folder in the cache."""
-
-    name: str
-    members: Mapping[str, Dependency]  # by package
-
-    @property
-    def requirements(self) -> str:
-        """The set as a requirements file."""
-        lines = []
-        for package, member in self.members.items():
-            hashes = "".join(f" --hash=sha256:{sha256}" for sha256 in sorted(member.hashes))
-            lines.append(f"{package}=={member.version}{hashes}\n")
-        return "".join(sorted(lines))
-
-    @property
-    def sha256(self) -> str:
-        """The hash of that file."""
-        return files.sha256_bytes(self.requirements.encode())
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Map each package to its version."""
-        return {package: member.version for package, member in self.members.items()}
-
-
-def named_set(definition: Definition, name: str, tag: str) -> DependencySet:
-    """Return the set of that name, for a Python tag such as ``cp311``."""
-    if name not in definition.dependencies and name != "default":
-        raise unknown_name("dependency set", name, definition.dependencies, "--with SET, or --with PACKAGE==VERSION")
-    python = f"3.{tag.removeprefix('cp3')}"
-    members = {
-        package: dependency
-        for package, dependency in definition.dependencies.get(name, {}).items()
-        if requirements.marker_holds(dependency.marker, python)
-    }
-    return DependencySet(name, members)
 
 
 def requested_set(
@@ -69,17 +28,16 @@ def requested_set(
     names = [text for text in requested if "==" not in text]
     if len(names) > 1:
         raise HarnessError(f"--with names {len(names)} sets ({', '.join(names)}); name one")
-    base = named_set(definition, names[0] if names else default, tag)
+    base = requirements.named_set(definition, names[0] if names else default, tag)
     pins = [text for text in requested if "==" in text]
     if not pins:
         return base
     members = {canonicalize_name(package): member for package, member in base.members.items()}
     for text in pins:
         try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
+            requirement, version = requirements.exact_pin(text)
+        except ValueError:
             raise HarnessError(f"--with {text!r}: neither a set nor PACKAGE==VERSION") from None
-        version = next(iter(requirement.specifier)).version
         release = download.resolve(cache, requirement.name, version, wheels_only=True)
         members[canonicalize_name(requirement.name)] = Dependency(release.version, (release.sha256,))
     return DependencySet("+".join([base.name, *pins]), dict(sorted(members.items())))

@@ -49,7 +49,7 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
         if cache.offline:
             raise UnavailableError(f"{file or package}: {NOT_HERE.format(cache.root)}")
         cache.tell(f"downloading {file or package}")
-        package_index.user_index().download(package, file, sha256, folder)
+        package_index.download(package, file, sha256, folder)
 
     entry = cache.populate("downloads", sha256, build)
     path = next(entry.iterdir(), None)
@@ -126,7 +126,7 @@ def _listing(cache: Cache, package: str, *, ask: bool) -> list[ReleaseFile]:
         except (FileNotFoundError, TypeError, ValueError):
             return []
     listing = []
-    for offer in package_index.user_index().offers(package):
+    for offer in package_index.offers(package):
         if offer.version is not None:
             date = offer.file.upload_time.date().isoformat() if offer.file.upload_time else ""
             yanked = bool(offer.file.is_yanked)

@@ -11,77 +11,62 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 from harness.core import files, git, strict_json, structure
 from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.upstream import checkout, download
-from harness.upstream.download import ReleaseFile
 
 COMMIT = re.compile(r"(?P<commit>[0-9a-f]{40})\tHEAD")
 
 
 @dataclass(frozen=True)
-class Release:
-    """The newest release of a package."""
+class Newest:
+    """The newest release of a package, or the commit at the head of a repository's default branch."""
 
-    file: ReleaseFile
+    version: str  # of the release, or the commit
+    date: str  # of the upload, or of the commit
     seen: str  # the day, in UTC, of the look-up
+    file: str = ""  # of the release on the package index
+    sha256: str = ""  # of that file
 
 
-@dataclass(frozen=True)
-class Head:
-    """The commit at the head of a repository's default branch."""
-
-    commit: str
-    date: str  # of the commit
-    seen: str  # the day, in UTC, of the look-up
-
-
-Newest = TypeVar("Newest", Release, Head)
-
-
-def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
+def release(cache: Cache, package: str, *, wheels_only: bool) -> Newest:
     """Look up the newest release.
 
     UnavailableError: the look-up failed, or without network, the cache holds no result of an earlier one.
     """
-    subject = f"release of {package}{' (wheel)' if wheels_only else ''}"
 
-    def ask() -> Release:
-        return Release(download.resolve(cache, package, None, wheels_only=wheels_only), _today())
+    def ask(today: str) -> Newest:
+        file = download.resolve(cache, package, None, wheels_only=wheels_only)
+        return Newest(file.version, file.date, today, file.file, file.sha256)
 
-    return _look_up(cache, subject, Release, ask)
+    return _look_up(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", ask)
 
 
-def head(cache: Cache, url: str) -> Head:
+def head(cache: Cache, url: str) -> Newest:
     """Look up the commit at the head of the default branch of the repository at `url`, and fetch it, likewise."""
 
-    def ask() -> Head:
+    def ask(today: str) -> Newest:
         listed = git.run(["ls-remote", "--", url, "HEAD"], cache.root)
         match = COMMIT.fullmatch(listed.stdout.strip())
         if listed.returncode != 0 or match is None:
             raise UnavailableError(f"the head of {url}: {git.last_line(listed.stderr)}")
-        return Head(match["commit"], checkout.commit_date(cache, url, match["commit"]).isoformat(), _today())
+        return Newest(match["commit"], checkout.commit_date(cache, url, match["commit"]).isoformat(), today)
 
-    return _look_up(cache, f"head of {url}", Head, ask)
-
-
-def _today() -> str:
-    return dt.datetime.now(dt.UTC).date().isoformat()
+    return _look_up(cache, f"head of {url}", ask)
 
 
-def _look_up(cache: Cache, subject: str, kind: type[Newest], ask: Callable[[], Newest]) -> Newest:
+def _look_up(cache: Cache, subject: str, ask: Callable[[str], Newest]) -> Newest:
     """Ask, and store the result; without network, return the stored result."""
     path = cache.entry("newest", f"{files.key_of(subject)}.json")
     if not cache.offline:
-        result = ask()
+        result = ask(dt.datetime.now(dt.UTC).date().isoformat())
         with cache.guard():
             files.write_atomic(path, json.dumps({"of": subject, "found": asdict(result)}, indent=1) + "\n")
         return result
     try:
-        return structure.structure(strict_json.loads(path.read_bytes())["found"], kind)
+        return structure.structure(strict_json.loads(path.read_bytes())["found"], Newest)
     except (OSError, ValueError, KeyError, TypeError):
         raise UnavailableError(
             f"the newest {subject} was not looked up into this cache, and --offline forbids to look now. "

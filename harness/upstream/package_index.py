@@ -36,7 +36,7 @@ MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, Us
 
 
 @contextmanager
-def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[PyPISimple]:
+def _client(endpoint: str, package: str) -> Iterator[PyPISimple]:
     """Open the client of one index; a request for a package that this index lacks ends the block quietly."""
     try:
         import requests  # noqa: PLC0415 - only a download needs the client
@@ -48,7 +48,7 @@ def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[P
             "the index client is not installed. Next: pip install 'reproducer-packs[fetch]', or run from a cache "
             "that another machine filled (runner.py fetch --cache DIR there, --cache DIR --offline here)"
         ) from None
-    session = requests.Session()
+    session, settings = requests.Session(), _settings()
     setting = settings.get("retries", "")
     total = int(setting) if setting.isdecimal() and len(setting) < 4 else 3  # noqa: PLR2004 - a sane one, else pip's own
     retries = Retry(total=total, backoff_factor=0.3, status_forcelist=(502, 503, 504))
@@ -92,63 +92,59 @@ class Offer:
             return None
 
 
-@dataclass(frozen=True)
-class Index:
-    """The indexes that pip would ask, with pip's settings."""
-
-    settings: dict[str, str]
-
-    def endpoints(self) -> list[str]:
-        """Return their URLs, the main one first."""
-        extra = self.settings.get("extra-index-url", "").split()
-        return [url for url in (self.settings.get("index-url", DEFAULT_INDEX), *extra) if url.startswith("http")]
-
-    def offers(self, package: str) -> list[Offer]:
-        """List every file of a package; UnavailableError: no index knows the package."""
-        offers: list[Offer] = []
-        for endpoint in self.endpoints():
-            with _client(endpoint, self.settings, package) as client:
-                offers += [Offer(endpoint, file) for file in client.get_project_page(package).packages]
-        if not offers:
-            raise UnavailableError(f"{package}: no such package on the package index. Next: check upstream.package")
-        return offers
-
-    def download(self, package: str, file: str | None, sha256: str, folder: Path) -> None:
-        """Download the file with a sha256 into `folder`; its name `file` counts if the index states no sha256.
-
-        UnavailableError: no index has it, or what came has another sha256.
-        """
-        offers = self.offers(package)
-        for offer in offers:
-            name = offer.file.filename
-            if offer.sha256 == sha256 or (not offer.sha256 and name == file):
-                break
-        else:
-            versions = sorted({offer.version for offer in offers if offer.version is not None}, reverse=True)
-            raise UnavailableError(
-                f"{file or package}: the index has no such file with the sha256 {sha256} that pack.toml pins. "
-                f"It has {', '.join(map(str, versions[:NEWEST_SHOWN])) or 'no release'}. "
-                "Next: compare both with the release's own page"
-            )
-        if not files.is_bare_name(name):
-            raise UnavailableError(f"the package index names a file {name!r}: no bare file name")
-        with _client(offer.endpoint, self.settings, name) as client:
-            client.download_package(offer.file, folder / name, verify=False)
-        actual = files.sha256_file(folder / name)
-        if actual != sha256:
-            raise UnavailableError(
-                f"{name}: wrong sha256 after {(folder / name).stat().st_size} bytes: {actual}, not {sha256}; not kept. "
-                "Next: run the command again; if it stays so, the file on the index was replaced"
-            )
+def endpoints() -> list[str]:
+    """Return the URLs of the indexes that pip would ask, the main one first."""
+    settings = _settings()
+    extra = settings.get("extra-index-url", "").split()
+    return [url for url in (settings.get("index-url", DEFAULT_INDEX), *extra) if url.startswith("http")]
 
 
-def user_index() -> Index:
-    """Return the index that the user's pip is configured for."""
+def offers(package: str) -> list[Offer]:
+    """List every file of a package; UnavailableError: no index knows the package."""
+    listed: list[Offer] = []
+    for endpoint in endpoints():
+        with _client(endpoint, package) as client:
+            listed += [Offer(endpoint, file) for file in client.get_project_page(package).packages]
+    if not listed:
+        raise UnavailableError(f"{package}: no such package on the package index. Next: check upstream.package")
+    return listed
+
+
+def download(package: str, file: str | None, sha256: str, folder: Path) -> None:
+    """Download the file with a sha256 into `folder`; its name `file` counts if the index states no sha256.
+
+    UnavailableError: no index has it, or what came has another sha256.
+    """
+    listed = offers(package)
+    for offer in listed:
+        name = offer.file.filename
+        if offer.sha256 == sha256 or (not offer.sha256 and name == file):
+            break
+    else:
+        versions = sorted({offer.version for offer in listed if offer.version is not None}, reverse=True)
+        raise UnavailableError(
+            f"{file or package}: the index has no such file with the sha256 {sha256} that pack.toml pins. "
+            f"It has {', '.join(map(str, versions[:NEWEST_SHOWN])) or 'no release'}. "
+            "Next: compare both with the release's own page"
+        )
+    if not files.is_bare_name(name):
+        raise UnavailableError(f"the package index names a file {name!r}: no bare file name")
+    with _client(offer.endpoint, name) as client:
+        client.download_package(offer.file, folder / name, verify=False)
+    actual = files.sha256_file(folder / name)
+    if actual != sha256:
+        raise UnavailableError(
+            f"{name}: wrong sha256 after {(folder / name).stat().st_size} bytes: {actual}, not {sha256}; not kept. "
+            "Next: run the command again; if it stays so, the file on the index was replaced"
+        )
+
+
+def _settings() -> dict[str, str]:
     return _configured(tuple(sorted(item for item in os.environ.items() if item[0].startswith("PIP_"))))
 
 
 @functools.cache
-def _configured(_variables: tuple[tuple[str, str], ...]) -> Index:
+def _configured(_variables: tuple[tuple[str, str], ...]) -> dict[str, str]:
     """Ask pip for its effective configuration, once while its variables stay: each wheel of a set needs it."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -158,4 +154,4 @@ def _configured(_variables: tuple[tuple[str, str], ...]) -> Index:
         section, _, key = name.rpartition(".")
         if separator:
             sections.setdefault(section, {})[key.replace("_", "-")] = str(python_ast.literal(value))
-    return Index({key: value for section in SETTING_SECTIONS for key, value in sections.get(section, {}).items()})
+    return {key: value for section in SETTING_SECTIONS for key, value in sections.get(section, {}).items()}

@@ -2,70 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core import files, git
 from harness.core.cache import Cache
 from harness.core.seal import Layout
+from harness.pack import patch_text
 from harness.pack.model import Upstream
+from harness.pack.patch_text import PatchedFile
 from harness.upstream import tree
 from harness.upstream.tree import Tree
-
-FILE_PATTERN = re.compile(
-    r"^diff --git a/(?P<path>\S+) b/(?P=path)\n(?:(?:new|deleted) file mode \d+\n|old mode \d+\nnew mode \d+\n)?"
-    r"(?:index (?P<before>[0-9a-f]{40})\.\.(?P<after>[0-9a-f]{40})(?: \d+)?\n)?",
-    re.MULTILINE,
-)
-NO_BLOB = "0" * 40
 
 
 class StalePatchError(Exception):
     """The patch does not apply cleanly to this tree; the text says where."""
-
-
-@dataclass(frozen=True)
-class PatchedFile:
-    """One file that a patch changes, with git's blob hashes of before and after; empty if abbreviated."""
-
-    path: str
-    before: str
-    after: str
-
-
-@functools.lru_cache(maxsize=8)  # the fix of a pack is read once for all its mutants
-def parse(text: str) -> tuple[PatchedFile, ...]:
-    """List the files of a patch in the order in which it names them; its paths are the repository's."""
-    matches = FILE_PATTERN.finditer(text)
-    return tuple(PatchedFile(match["path"], match["before"] or "", match["after"] or "") for match in matches)
-
-
-def blob(content: str | bytes | None) -> str:
-    """Return git's blob hash of a file's content, or `NO_BLOB` for a missing file (None)."""
-    if content is None:
-        return NO_BLOB
-    data = content.encode() if isinstance(content, str) else content
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def result_hash(*texts: str) -> str:
-    """Return one sha256 for the result of patches that are applied in turn; empty if a blob hash is abbreviated.
-
-    It covers each changed file with its last blob hash: equal results have equal hashes, however the patches divide
-    them. The blob hashes are those of the index lines, without the tree; `check` compares them with the tree.
-    """
-    before: dict[str, str] = {}
-    after: dict[str, str] = {}
-    for file in (file for text in texts for file in parse(text)):
-        if not file.after:
-            return ""
-        before.setdefault(file.path, file.before)
-        after[file.path] = file.after
-    differ = (f"{path} {after[path]}\n" for path in sorted(after) if after[path] != before[path])
-    return files.sha256_bytes("".join(differ).encode())
 
 
 def refusal(folder: Path, patch: Path, arguments: list[str], message: str) -> str:
@@ -94,7 +45,7 @@ def _verify(source: Tree, path: str, file: PatchedFile, content: Path, *, exact:
     data = (content / path).read_bytes() if (content / path).is_file() else None
     if source.entries.get(path) == (None if data is None else files.sha256_bytes(data)):
         raise StalePatchError(f"it left {path} unchanged")
-    if exact and file.after and file.after != blob(data):
+    if exact and file.after and file.after != patch_text.blob(data):
         raise StalePatchError(f"{path} is not what the patch's index line says after applying it")
 
 
@@ -108,7 +59,7 @@ def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact:
     """
     key = files.key_of("patched", source.key, files.sha256_file(patch), exact)
     strip = len(upstream.source_root.split("/")) if upstream.source_root and not source.source_root else 0
-    patched_files = parse(patch.read_text(encoding="utf-8", errors="replace"))
+    patched_files = patch_text.parse(patch.read_text(encoding="utf-8", errors="replace"))
     changed = {source.path_here(file.path, upstream.source_root): file for file in patched_files}
 
     def build(entry: Path) -> None:

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from harness.core.errors import HarnessError
+from harness.pack import requirements
 from harness.pack.model import Definition
 
 FORMS = "PACKAGE==VERSION, latest, head, ask, path:DIR, git+URL@COMMIT, installed"
@@ -78,30 +78,17 @@ def pinned_source(definition: Definition) -> Source:
     return Source(SourceKind.PINNED, upstream.version)
 
 
-def parse_git_source(text: str) -> Source:
-    """Return the origin that a pack.toml names as ``git+URL@COMMIT``; HarnessError: the text has another form."""
-    match = GIT_PATTERN.fullmatch(text)
-    if match is None:
-        raise HarnessError(f"{text!r} is no git+URL@COMMIT")
-    return Source(SourceKind.GIT, match["commit"], match["url"])
-
-
 def _release(text: str, definition: Definition) -> Source:
     package, release = definition.upstream.package, definition.upstream.version
     try:
-        requirement = Requirement(text)
-        (specifier,) = requirement.specifier
+        requirement, version = requirements.exact_pin(text)
     except ValueError:
         raise HarnessError(
             f"--upstream {text!r} is none of {FORMS}. Next: --upstream {package}=={release or 'VERSION'}"
         ) from None
     if canonicalize_name(requirement.name) != canonicalize_name(package):
         raise HarnessError(f"--upstream {text}: this pack's package is {package}. Next: --upstream {package}==VERSION")
-    if specifier.operator != "==" or "*" in specifier.version:
-        raise HarnessError(f"--upstream {text}: name one version. Next: --upstream {package}==VERSION")
-    if specifier.version == release:
-        return pinned_source(definition)
-    return Source(SourceKind.RELEASE, specifier.version)
+    return pinned_source(definition) if version == release else Source(SourceKind.RELEASE, version)
 
 
 def commit_of(version: str) -> str:

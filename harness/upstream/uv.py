@@ -53,7 +53,7 @@ def resolve_pins(requirements: str, python: str = "", before: str = "") -> str:
     `python` is the version for which to resolve (empty: every version). Files that were uploaded after `before`, a time
     in UTC by RFC 3339 (empty: now), are ignored. UvError: no versions meet the requirements.
     """
-    main, *extra = package_index.user_index().endpoints()
+    main, *extra = package_index.endpoints()
     indexes = {"UV_DEFAULT_INDEX": main, "UV_INDEX": " ".join(extra), "UV_INDEX_STRATEGY": "unsafe-best-match"}
     with tempfile.TemporaryDirectory(prefix="requirements-") as folder:
         source, output = Path(folder) / "requirements.in", Path(folder) / "requirements.txt"

@@ -6,7 +6,7 @@ do: UNSUPPORTED and ERROR say nothing about the bug, and a failed control speaks
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -85,52 +85,42 @@ def _one_sided_change(base: LaneVerdict, head: LaneVerdict) -> Change:
     return Change(Effect.WORSE if is_worse else Effect.UNKNOWN, f"{sentence}: what this change does is open")
 
 
-def _changed_names(base: LaneRecord, head: LaneRecord, role: Role, *, ok: bool) -> tuple[str, ...]:
-    """Name the checks of one role that the change made right (`ok`), or those that it made wrong."""
-    before = check_names(base.checks, role, ok=not ok)
-    return tuple(name for name in check_names(head.checks, role, ok=ok) if name in before)
-
-
-def _compare_controls(base: LaneRecord, head: LaneRecord, default: Change) -> Change:
-    """Name the controls that the change broke, else those that were not judged in base, else return `default`."""
-    if broken_names := _changed_names(base, head, Role.CONTROL, ok=False):
-        return replace(BREAKS, names=broken_names)
-    old_names = check_names(base.checks, Role.CONTROL, ok=False)
-    new_names = tuple(name for name in check_names(head.checks, Role.CONTROL, ok=False) if name not in old_names)
-    return replace(NEW_CONTROL, names=new_names) if new_names else default
-
-
-def _compare_defects(base: LaneRecord, head: LaneRecord) -> Change:
-    """Compare two trees that both have the bug, check by check."""
-    if introduced_names := _changed_names(base, head, Role.DEFECT, ok=False):
-        return replace(PARTLY_WORSE, names=introduced_names)
-    fixed_names = _changed_names(base, head, Role.DEFECT, ok=True)
-    return replace(PARTLY_FIXED, names=fixed_names) if fixed_names else NO_FIX
-
-
-def _incomplete_as_bug(side: Side) -> Side:
-    """Treat FIX_INCOMPLETE as BUG_REPRODUCED: the checks say which part of the bug is left."""
-    return replace(side, verdict=BUG) if side.verdict == INCOMPLETE else side
-
-
 def compare_sides(base: Side, head: Side) -> Change:
     """Say what a change from `base` to `head` does.
 
-    A change is called right only where both lanes made the same checks (see `pack_verdict.check_differences`).
+    FIX_INCOMPLETE is BUG_REPRODUCED here: the checks say which part of the bug is left. A change is called right only
+    where both lanes made the same checks (see `pack_verdict.check_differences`).
     """
-    base, head = _incomplete_as_bug(base), _incomplete_as_bug(head)
+    base, head = (replace(side, verdict=BUG) if side.verdict == INCOMPLETE else side for side in (base, head))
     pair = (base.verdict, head.verdict)
     change = TABLE.get(pair) or _one_sided_change(*pair)
     if base.record is None or head.record is None:
         return change
-    if head.verdict == CONTROL and base.verdict in (BUG, FIXED, CONTROL):
-        return _compare_controls(base.record, head.record, change)
-    if pair == (BUG, BUG):
-        return _compare_defects(base.record, head.record)
-    if change is BRINGS_IT_IN:
-        return replace(change, names=check_names(head.record.checks, Role.DEFECT, ok=False))
-    differences = pack_verdict.check_differences(base.record, head.record) if change in (FIXES, BOTH_RIGHT) else []
-    return replace(OTHER_CHECKS, names=tuple(differences)) if differences else change
+    refinements = _refinements(change, pair, base.record, head.record)
+    return next((replace(refined, names=tuple(names)) for refined, names in refinements if names), change)
+
+
+def _refinements(
+    change: Change, pair: tuple[LaneVerdict, LaneVerdict], base: LaneRecord, head: LaneRecord
+) -> Iterator[tuple[Change, Sequence[str]]]:
+    """Yield what the change is where there are checks of these names."""
+
+    def changed(role: Role, *, ok: bool) -> list[str]:
+        """Name the checks that the change made right (`ok`), or those that it made wrong."""
+        before = check_names(base.checks, role, ok=not ok)
+        return [name for name in check_names(head.checks, role, ok=ok) if name in before]
+
+    if pair in ((BUG, CONTROL), (FIXED, CONTROL), (CONTROL, CONTROL)):
+        yield BREAKS, changed(Role.CONTROL, ok=False)
+        old_names = check_names(base.checks, Role.CONTROL, ok=False)
+        yield NEW_CONTROL, [name for name in check_names(head.checks, Role.CONTROL, ok=False) if name not in old_names]
+    elif pair == (BUG, BUG):
+        yield PARTLY_WORSE, changed(Role.DEFECT, ok=False)
+        yield PARTLY_FIXED, changed(Role.DEFECT, ok=True)
+    elif change is BRINGS_IT_IN:
+        yield change, check_names(head.checks, Role.DEFECT, ok=False)
+    elif change in (FIXES, BOTH_RIGHT):
+        yield OTHER_CHECKS, pack_verdict.check_differences(base, head)
 
 
 @dataclass(frozen=True)
@@ -145,7 +135,6 @@ class Compared:
 
     @property
     def change(self) -> Change:
-        """What the change does."""
         return compare_sides(self.base, self.head)
 
 

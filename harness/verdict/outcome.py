@@ -11,7 +11,7 @@ from harness.core.words import UNJUDGED, Evidence, Exit, LaneName, Verdict
 from harness.host.gpus import Gpu
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.lane.record import LaneEnd, LaneRecord
-from harness.upstream.dependencies import DependencySet
+from harness.pack.requirements import DependencySet
 from harness.verdict.pack_verdict import Judgement
 
 #: The verdict that one lane alone must give where both lanes must give CONFIRMED.
@@ -34,7 +34,6 @@ class Outcome:
 
     @property
     def last(self) -> tuple[LaneEnd, ...]:
-        """The lanes of the last run."""
         return self.runs[-1] if self.runs else ()
 
     @property
@@ -44,17 +43,14 @@ class Outcome:
 
     @property
     def pristine(self) -> LaneRecord | None:
-        """What the pristine lane of the last run showed; None where it did not run."""
         return self.lanes.get(LaneName.PRISTINE)
 
     @property
     def patched(self) -> LaneRecord | None:
-        """What the patched lane of the last run showed; None where it did not run."""
         return self.lanes.get(LaneName.PATCHED)
 
     @property
     def version(self) -> str:
-        """The version of the tree, as the runner knows it."""
         return self.last[0].version if self.last else ""
 
     @property
@@ -68,7 +64,6 @@ class Outcome:
         return sum(end.seconds for run in self.runs for end in run)
 
     def ends(self, lane: LaneName) -> list[LaneEnd]:
-        """List the ends of one lane, in the order of the runs."""
         return [end for run in self.runs for end in run if end.lane == lane]
 
     @property
@@ -91,8 +86,7 @@ class Outcome:
             return "" if verdict == Verdict.CONFIRMED else f"{Verdict.CONFIRMED} was expected"
         if not cell.is_stated:
             return "controls are wrong" if verdict == Verdict.CONTROL_FAILED else ""
-        expects_stated = self.belongs_to_pack or cell.stated.verdict != Verdict.CONFIRMED
-        expected = cell.stated.verdict if expects_stated else HALF[cell.lanes[0]]
+        expected = cell.pack.definition.expected if self.belongs_to_pack else HALF[cell.lanes[0]]
         if verdict != expected:
             return f"{expected} was expected"
         claims = cell.stated.claims_of(cell.evidence) if self.belongs_to_pack else ()

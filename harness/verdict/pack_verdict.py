@@ -55,7 +55,6 @@ def differing_outputs(pristine: LaneRecord, patched: LaneRecord) -> list[str]:
 
 
 def _defect_results(record: LaneRecord) -> dict[str, bool]:
-    """Map the judged defect checks of a lane to whether each was right."""
     return {check.name: check.ok for check in record.checks if check.role == Role.DEFECT and check.ok is not None}
 
 

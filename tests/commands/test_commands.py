@@ -59,7 +59,7 @@ def test_a_pack_is_named_by_number_slug_or_glob(workbench: Workbench, name: str)
     [
         (("--target", "sm_90"), "no target 'sm_90'. Choices: auto, all, cpu"),
         (("--upstream", "otherkernel==1.0"), "this pack's package is toykernel"),
-        (("--upstream", "toykernel>=1.0"), "name one version"),
+        (("--upstream", "toykernel>=1.0"), "is none of PACKAGE==VERSION"),
         (
             ("--upstream", "nonsense:x"),
             "is none of PACKAGE==VERSION, latest, head, ask, path:DIR, git+URL@COMMIT, installed",

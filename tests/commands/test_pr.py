@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.upstream import patch
+from harness.pack import patch_text
 from testing import histories, toys
 from testing.workbench import Workbench
 
@@ -88,7 +88,7 @@ def _pack(clone: Clone) -> Path:
 
 
 def test_a_branch_with_one_commit_of_the_patch_and_its_test(clone: Clone) -> None:
-    blob = patch.blob("def test_each_value_has_its_own_weight():\n    assert True\n")
+    blob = patch_text.blob("def test_each_value_has_its_own_weight():\n    assert True\n")
     (_pack(clone) / "upstream_test.patch").write_text(TEST.format(blob=blob))
     (clone.folder / "notes.txt").write_text("mine\n")
     base = clone.git("rev-parse", "HEAD")

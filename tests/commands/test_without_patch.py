@@ -77,8 +77,8 @@ def test_a_release_without_the_bug_is_fixed_upstream(workbench: Workbench, tmp_p
     [
         (
             "timeout_s = 60",
-            'verdict = "CONFIRMED"',
-            "without a patch no file is changed, and the verdict is REPRODUCED",
+            f'[head]\ncommit = "{"1" * 40}"\ndate = 2026-11-21\nverdict = "CONFIRMED"',
+            "head: without a patch the verdict is REPRODUCED, or FIXED_UPSTREAM",
         ),
         ("timeout_s = 60", 'loads = ["src/toykernel/scale.py"]', "without a patch no file is changed"),
         ('fix = "none"', 'fix = "perhaps"', "fix: 'perhaps' is none of patch, none"),

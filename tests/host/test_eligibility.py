@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, Verdict, is_target
+from harness.core.words import Evidence, is_target
 from harness.host import eligibility
 from harness.host.gpus import Gpu
 from harness.host.host import Host
@@ -16,20 +16,20 @@ from harness.pack.model import Pack, Target
 from testing.workbench import Workbench
 
 NO_GPU = Host("3.11.7", "2.13.0+cpu", "3.6.0")
-H200 = replace(NO_GPU, gpus=(Gpu("NVIDIA H200", (9, 0)),))
+H200 = replace(NO_GPU, gpus=(Gpu("NVIDIA H200", "9.0"),))
 
 
 def _pack(workbench: Workbench, **targets: tuple[Evidence, ...]) -> Pack:
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    definitions = {name: Target(evidence, Verdict.CONFIRMED, ()) for name, evidence in targets.items()}
+    definitions = {name: Target(evidence, ()) for name, evidence in targets.items()}
     return replace(loaded, definition=replace(loaded.definition, targets=definitions))
 
 
 @pytest.mark.parametrize(
     ("capability", "target"),
-    [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 1), "sm_121a")],
+    [("8.0", "sm_80"), ("8.9", "sm_89"), ("9.0", "sm_90a"), ("10.0", "sm_100a"), ("12.1", "sm_121a")],
 )
-def test_an_architecture_has_its_suffix_from_sm_90_on(capability: tuple[int, int], target: str) -> None:
+def test_an_architecture_has_its_suffix_from_sm_90_on(capability: str, target: str) -> None:
     assert Gpu("a GPU", capability).target == target
     assert is_target(target)
     assert not is_target(target.removesuffix("a") if target.endswith("a") else f"{target}a")
@@ -48,7 +48,7 @@ def test_the_strongest_evidence_that_this_host_can_produce_is_taken(workbench: W
 
 def test_a_gpu_that_a_pack_does_not_list_is_judged_as_its_others_are(workbench: Workbench) -> None:
     pack = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
-    b200 = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
+    b200 = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", "10.0"),))
     assert [(planned.target, planned.evidence) for planned in eligibility.plan(pack, "all", b200)] == [
         ("cpu", Evidence.TRACED),
         ("sm_100a", Evidence.EXECUTED),
@@ -61,17 +61,17 @@ def test_a_gpu_that_a_pack_does_not_list_is_judged_as_its_others_are(workbench: 
 def test_what_is_only_compiled_for_gpus_is_compiled_for_another_too(workbench: Workbench) -> None:
     pack = _pack(workbench, sm_90a=(Evidence.COMPILED,))
     assert eligibility.plan(pack, "sm_100a", NO_GPU)[0].evidence == Evidence.COMPILED
-    b200 = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
+    b200 = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", "10.0"),))
     assert [planned.target for planned in eligibility.plan(pack, "all", b200)] == ["sm_90a"]
 
 
 def test_an_unlisted_gpu_is_given_what_the_listed_one_needs(workbench: Workbench) -> None:
     pack = load.load_pack(workbench.lay("01_confirmed"))
-    target = Target((Evidence.EXECUTED,), Verdict.CONFIRMED, ("src/x.py",), ("CLAIM",), (), "other", gpus=2)
+    target = Target((Evidence.EXECUTED,), ("src/x.py",), ("CLAIM",), (), "other", gpus=2)
     pack = replace(pack, definition=replace(pack.definition, targets={"sm_90a": target}))
     stated = pack.definition.stated("sm_100a")
     assert (stated.dependencies, stated.gpus, stated.loads, stated.claims) == ("other", 2, (), ())
-    single = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
+    single = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", "10.0"),))
     assert eligibility.plan(pack, "auto", single)[0].reason.startswith("1 of 2 sm_100a GPUs here")
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from harness.host import gpu_health, gpus
+from harness.host import gpu_health, nvml
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device, Gpu, Reading
 
-DEVICE = Device("0", "0", Gpu("Toy", (9, 0)), None, None)
+DEVICE = Device("0", "0", Gpu("Toy", "9.0"), None, None)
 
 
 def _readings(monkeypatch: pytest.MonkeyPatch, *readings: Reading) -> None:
     following = iter(readings)
-    monkeypatch.setattr(gpus, "read", lambda _: next(following))
+    monkeypatch.setattr(nvml, "read", lambda _: next(following))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def _readings(monkeypatch: pytest.MonkeyPatch, *readings: Reading) -> None:
     ],
 )
 def test_what_is_a_fault(monkeypatch: pytest.MonkeyPatch, reading: Reading, fault: str) -> None:
-    monkeypatch.setattr(gpus, "read", lambda _: reading)
+    monkeypatch.setattr(nvml, "read", lambda _: reading)
     assert gpu_health.after(DEVICE, Reading(memory=0, uncorrected=0), patience=0) == fault
 
 
@@ -42,7 +42,7 @@ def test_memory_may_take_a_moment_to_come_back(monkeypatch: pytest.MonkeyPatch) 
 
 def test_memory_says_nothing_where_somebody_else_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     others = frozenset({7})
-    monkeypatch.setattr(gpus, "read", lambda _: Reading(memory=900 * 2**20, processes=others))
+    monkeypatch.setattr(nvml, "read", lambda _: Reading(memory=900 * 2**20, processes=others))
     assert gpu_health.after(DEVICE, Reading(memory=0, processes=others), patience=0) == ""
 
 
@@ -67,7 +67,7 @@ def test_a_fault_counts_for_every_lane_that_was_there(monkeypatch: pytest.Monkey
 
 def test_nothing_is_measured_beside_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Reading(processes=frozenset({7}))
-    monkeypatch.setattr(gpus, "read", lambda _: other)
+    monkeypatch.setattr(nvml, "read", lambda _: other)
     monkeypatch.setattr(gpu_health, "COURTESY", 0.0)
     watch = GpuWatch()
     assert watch.enter(DEVICE, measures=False) == ("", False)

@@ -15,7 +15,7 @@ from testing.workbench import REPOSITORY
 ASK = """
 import json
 from harness.host import host
-from harness.host.gpus import gpu_pool
+from harness.host.nvml import gpu_pool
 with gpu_pool() as pool:
     devices = [[one.token, one.number, one.gpu.name, one.is_instance] for one in pool.devices]
     print(json.dumps([devices, [gpu.name for gpu in host.detect().gpus], pool.driver, pool.lost]))

@@ -38,6 +38,14 @@ def test_missing_bytecode_is_stored_once(site: Path) -> None:
     assert _store(site) == ("", set(FILES))
 
 
+def test_a_torch_that_cannot_be_imported_is_tried_once(site: Path) -> None:
+    (site / "torch/__init__.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    told, stored = _store(site)
+    assert "storing the bytecode of torch" in told
+    assert "torch/_inductor/compile_fx.py" in stored
+    assert _store(site) == ("", stored)
+
+
 def test_a_read_only_torch_is_left_alone(site: Path) -> None:
     read_only = "import os; access = os.access; os.access = lambda path, mode: mode != os.W_OK and access(path, mode); "
     assert _store(site, read_only) == ("", set())

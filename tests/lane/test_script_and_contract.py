@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.core import terminal
-from harness.lane import results, script
+from harness.lane import process, results, script
 from harness.lane.lane import WITNESS
 from testing import toys
 from testing.workbench import Workbench
@@ -64,21 +64,22 @@ def test_script_and_contract_agree(workbench: Workbench) -> None:
     ],
 )
 def test_what_is_kept_is_harmless(pieces: list[bytes], printed: str) -> None:
-    output = script.LastLine()
+    output = process.Log()
     for piece in pieces:
-        output.feed(piece)
-    assert output.printed == printed
+        output.feed(1, piece)
+    assert script.printed(output.text()) == printed
 
 
 @pytest.mark.parametrize("line", [b"x" * 99 + b"\n", b"\xc2\xad" * 40 + b"\n", b"y" * 9999 + b"\n", b"\n"])
 def test_of_a_long_output_the_beginning_and_the_last_line_are_kept(line: bytes) -> None:
-    output = script.LastLine()
+    output = process.Log()
     for _ in range(5000):
-        output.feed(line)
-    output.feed(b"UNSUPPORTED: it needs a GPU")
-    assert len(output.printed.encode()) <= script.MOST_PRINTED
-    assert output.printed.endswith("\n[... more was printed ...]\nUNSUPPORTED: it needs a GPU")
-    kept = output.printed.splitlines()[:-2]
+        output.feed(1, line)
+    output.feed(1, b"UNSUPPORTED: it needs a GPU")
+    printed = script.printed(output.text())
+    assert len(printed.encode()) <= script.MOST_PRINTED
+    assert printed.endswith("\n[... more was printed ...]\nUNSUPPORTED: it needs a GPU")
+    kept = printed.splitlines()[:-2]
     assert set(kept) <= {terminal.visible(line.decode()).rstrip("\n"), ""}
 
 

@@ -174,7 +174,7 @@ def test_code_that_only_another_target_runs_is_counted_apart(workbench: Workbenc
     assert "rounds_the_total: elsewhere: name the targets that do not run its code, and leave one" in alone.stderr
     definition = pack / "pack.toml"
     loads = 'loads = ["src/toykernel/scale.py"]'
-    other = f'\n[targets.sm_90a]\nevidence = ["executed"]\nverdict = "CONFIRMED"\n{loads}\ntimeout_s = 9\n'
+    other = f'\n[targets.sm_90a]\nevidence = ["executed"]\n{loads}\ntimeout_s = 9\n'
     definition.write_text(definition.read_text(encoding="utf-8") + other, encoding="utf-8")
     status, found, _ = _mutate(workbench, "--generated", "0")
     assert status == 0

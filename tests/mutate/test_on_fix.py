@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.mutate import changes
-from harness.upstream import patch
+from harness.pack import patch_text
 from testing import histories
 from testing.workbench import Workbench
 
@@ -114,7 +114,7 @@ def test_both_forms_are_one_wrong_fix(workbench: Workbench) -> None:
 
 @pytest.mark.parametrize(("old", "new"), [(None, "NEW = 1\n"), ("GONE = 1\n", None)])
 def test_a_file_that_one_side_lacks_has_the_header_of_any_other(old: str | None, new: str | None) -> None:
-    assert [file.path for file in patch.parse(_patch(old, new))] == [FILE]
+    assert [file.path for file in patch_text.parse(_patch(old, new))] == [FILE]
 
 
 def test_another_fix_is_put_under_them(workbench: Workbench) -> None:

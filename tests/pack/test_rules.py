@@ -110,9 +110,7 @@ checks = ["weights", "len*"]
 [upstream_tests]
 files = ["tests/test_scale.py"]
 origin = "git+https://example.org/toykernel@{COMMIT}"
-patch = "fix.patch"
 arguments = ["-k", "scale"]
-dependencies = "tests"
 gpu = false
 environment = {{ TRITON_INTERPRET = "1" }}
 """
@@ -184,7 +182,6 @@ def test_prior_art_ask_and_suite_are_stated(tmp_path: Path) -> None:
         ('["tests/test_scale.py"]', '["../test_scale.py"]', "'../test_scale.py' is not a relative path"),
         ('["tests/test_scale.py"]', '["--pyargs"]', "'--pyargs' is not a relative path"),
         ('["tests/test_scale.py"]', '["tests/test_scale.py::test_it"]', "is not a relative path"),
-        ('dependencies = "tests"', 'dependencies = "suite"', "no set 'suite'; there is other, tests"),
         ("[upstream_tests]", "[dependencies.tests]\n[upstream_tests]", "dependencies: they stand in requirements.txt"),
         ("TRITON_INTERPRET", "PYTHONPATH", "'PYTHONPATH' is not a variable that a pack may set"),
         ("TRITON_INTERPRET", "LD_PRELOAD", "'LD_PRELOAD' is not a variable that a pack may set"),

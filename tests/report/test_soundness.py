@@ -36,9 +36,9 @@ from testing.workbench import Workbench
         ),
         (
             "pack.toml",
-            "timeout_s = 60",
-            'verdict = "FIXED_UPSTREAM"',
-            "shows CONFIRMED, pack.toml expects FIXED",
+            "leading_figure",
+            'fix = "none"\nleading_figure',
+            "shows CONFIRMED, pack.toml expects REPRODUCED",
         ),
         ("pack.toml", 'claims = ["', 'claims = ["MEMORY_SAVE_VERIFIED", "', "lacks the claims MEMORY_SAVE_VERIFIED"),
         ("report.in.md", "largest", "TODO", "'TODO' is left in it"),

@@ -62,7 +62,7 @@ def test_two_lanes_that_end_together_settle_their_cell_once(
         return folder / "cpu.traced.json"
 
     monkeypatch.setattr(writer, "write", write)
-    assert toy.lanes_are_independent
+    assert toy.is_stated
     account = lanes.run(session, [toy])
     assert (written, account.ran) == (Counter([toy.name]), 2)
     assert account.results[toy.name].judgement.verdict == "CONFIRMED"

@@ -11,17 +11,26 @@ from harness.schedule.queue import Devices, Places, rank
 from harness.schedule.task import Task, lower_bound_seconds
 
 
-def _task(toy: Cell, name: str, seconds: float | None, *, gpus: int = 0, wrong: bool = False, **stated: object) -> Task:
+def _task(
+    toy: Cell,
+    name: str,
+    seconds: float | None,
+    *,
+    gpus: int = 0,
+    wrong: bool = False,
+    alone: bool = False,
+    **stated: object,
+) -> Task:
     target = replace(toy.pack.definition.targets["cpu"], gpus=max(gpus, 1), **stated)  # type: ignore[arg-type]
     targets = {"cpu": target, "sm_90a": target}
     one = replace(toy.pack, definition=replace(toy.pack.definition, targets=targets))
-    toy = replace(toy, is_wrong_fix=wrong)
+    toy = replace(toy, is_wrong_fix=wrong, alone=alone)
     where = {"target": "sm_90a", "evidence": Evidence.EXECUTED} if gpus else {}
     return Task(replace(toy, pack=one, **where), LaneName.PRISTINE, 1, name, name, seconds=seconds)  # type: ignore[arg-type]
 
 
 def _device(number: int, memory_gib: float = 140.0, *, is_instance: bool = False) -> Device:
-    return Device(str(number), str(number), Gpu("Toy", (9, 0), memory_gib), None, None, is_instance)
+    return Device(str(number), str(number), Gpu("Toy", "9.0"), None, None, is_instance, memory_gib)
 
 
 def _places(jobs: int, *memory_gib: float) -> Places:
@@ -57,7 +66,7 @@ def test_what_measures_on_the_cores_has_them_for_itself_and_is_not_passed(toy: C
     places, first = _places(2), _task(toy, "first", 9.0)
     queue = [first]
     _taken(queue, places)
-    measuring = _task(toy, "measures", 1.0, exclusive=True)
+    measuring = _task(toy, "measures", 1.0, alone=True)
     queue.append(_task(toy, "other", 500.0))
     queue.append(measuring)
     assert _started(queue, places) == [], "the cores are not free, and nothing may pass"
@@ -128,12 +137,10 @@ def test_a_wrong_fix_counts_the_few_processes_that_its_contract_may_compile_in(t
     assert _task(toy, "one", 9.0, processes=1).processes == 1
 
 
-def test_wrong_fixes_share_the_gpu_that_the_right_one_has_alone(toy: Cell) -> None:
-    lanes = [_task(toy, f"lane {number}", 9.0, gpus=1, measures=True, exclusive=True) for number in range(3)]
-    assert len(_started([*lanes], _places(7, 140.0))) == 1
-    wrong = [replace(lane, cell=replace(lane.cell, is_wrong_fix=True)) for lane in lanes]
-    assert len(_started([*wrong], _places(7, 140.0))) == 3
-    assert not wrong[0].cell.measures, "nor is a GPU that another program uses refused"
+def test_a_lane_of_a_wrong_fix_does_not_measure(toy: Cell) -> None:
+    lane = _task(toy, "lane", 9.0, gpus=1, measures=True)
+    assert lane.cell.measures
+    assert not replace(lane.cell, is_wrong_fix=True).measures, "a GPU that another program uses is not refused"
 
 
 def test_ranks_on_gpus_get_their_cores_before_lanes_that_need_no_gpu(toy: Cell) -> None:
@@ -187,7 +194,7 @@ def test_one_gpu_at_a_time_is_kept_for_lanes_that_need_one_for_themselves(toy: C
         queue.append(_task(toy, name, 9.0, gpus=1))
     assert begin() == ["a on gpu 0", "b on gpu 1"]
     for name in ("alone", "alone too"):
-        queue.append(_task(toy, name, 9.0, gpus=1, exclusive=True))
+        queue.append(_task(toy, name, 9.0, gpus=1, alone=True))
     for name in "cde":
         queue.append(_task(toy, name, 1.0, gpus=1))
     assert begin() == ["a on gpu 0", *(f"{name} on gpu 1" for name in "bcde")], "only the emptiest is kept"
@@ -203,7 +210,7 @@ def test_one_gpu_at_a_time_is_kept_for_lanes_that_need_one_for_themselves(toy: C
 def test_a_lane_that_needs_a_gpu_for_itself_gets_the_only_one(toy: Cell) -> None:
     places, queue = _places(9, 140.0), [_task(toy, "first", 9.0, gpus=1)]
     ((first, _),) = _taken(queue, places)
-    queue.append(_task(toy, "alone", 1.0, gpus=1, exclusive=True))
+    queue.append(_task(toy, "alone", 1.0, gpus=1, alone=True))
     queue.append(_task(toy, "other", 500.0, gpus=1))
     assert _started(queue, places) == []
     del places.running[first.key]

@@ -15,7 +15,7 @@ from harness.host.gpus import Gpu
 from harness.lane.cell import Cell
 from harness.lane.record import FigureLine, LaneEnd, LaneRecord
 from harness.receipt import receipt
-from harness.receipt.receipt import GpuRecord, Receipt
+from harness.receipt.receipt import Receipt
 from harness.schedule import selection
 from harness.sweep import baseline, run_folder
 from harness.sweep.baseline import Baseline
@@ -38,12 +38,12 @@ def _measuring(toy: Cell) -> Cell:
 def _receipt(figure: FigureLine, gpu: str) -> Receipt:
     found = receipt.load(RECEIPT)
     lanes = {"pristine": replace(found.lanes["pristine"], figures=(figure,))}
-    return replace(found, lanes=lanes, host=replace(found.host, gpus=(GpuRecord(gpu, "9.0"),)))
+    return replace(found, lanes=lanes, host=replace(found.host, gpus=(Gpu(gpu, "9.0"),)))
 
 
 def _outcome(cell: Cell, figure: FigureLine) -> Outcome:
     record = LaneRecord(LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 0, 0, "", "", figures=(figure,))
-    gpus = (Gpu("Toy", (9, 0)),)
+    gpus = (Gpu("Toy", "9.0"),)
     end = LaneEnd("key", "task", LaneName.PRISTINE, "", 1.0, "gpu 0", HOST, gpus, "1.0", "", "", record)
     return Outcome(replace(cell, evidence=Evidence.EXECUTED), Judgement(Verdict.REPRODUCED), ((end,),))
 

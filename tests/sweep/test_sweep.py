@@ -208,10 +208,10 @@ def _stated(folder: Path, line: str) -> None:
     toys.replace(folder / "pack.toml", "timeout_s = 60", f"timeout_s = 60\n{line}")
 
 
-def test_lanes_of_exclusive_targets_run_on_all_gpus_at_once_one_on_each(workbench: Workbench) -> None:
-    workbench.gpus({}, {})
+def test_lanes_that_fill_a_gpu_run_on_all_gpus_at_once_one_on_each(workbench: Workbench) -> None:
+    workbench.gpus({"total": 140 * 2**30}, {"total": 140 * 2**30})
     for number in range(3):
-        _stated(workbench.lay(GPU_TOY, f"00{number}_toy", seconds="0.4"), "exclusive = true")
+        _stated(workbench.lay(GPU_TOY, f"00{number}_toy", seconds="0.4"), "gpu_memory_gib = 100")
     workbench.lay("01_confirmed")
     cells = workbench.swept("--jobs", "4")
     assert {cell["verdict"] for cell in cells.values()} == {"CONFIRMED"}
