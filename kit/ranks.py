@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import datetime as dt
 import faulthandler
+import gc
 import inspect
 import multiprocessing
 import multiprocessing.connection
@@ -216,6 +217,7 @@ def _serve(rank: Rank, folder: str, seconds: float, pipe: Any, module: tuple[str
     sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1, closefd=False)  # not what pytest captures
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives the tests
     faulthandler.register(signal.SIGUSR1, file=os.open(f"{folder}/stack{rank.number}", os.O_WRONLY | os.O_CREAT))
+    gc.freeze()  # a collection on a rank looks at what the rank has made, not at all that was imported
     kind, context = _attempt(_set_up, rank, folder, seconds, module, setup)
     while True:
         job = pipe.recv_bytes()

@@ -40,6 +40,7 @@ os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")  # NCCL's watchdog 
 import pytest
 import torch
 
+torch.compile = functools.partial(torch.compile, backend="eager")  # else it imports inductor, which takes seconds
 fused = pytest.importorskip("megatron.core.fusions.fused_linear_cross_entropy", reason="this tree has no such fusion")
 from megatron.core import parallel_state
 from megatron.core.inference.utils import InferenceMode
