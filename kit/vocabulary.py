@@ -13,37 +13,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from kit import current_target
-from kit.ranks import Rank, ranks
-
-_weak: Any = StorageWeakRef  # without types
-CPU_RANKS = 4
-#: What PyTorch says of a loss or a gradient of another shape or dtype, or of none, and of an index out of bounds.
-WRONG_RESULT = (
-    "does not require grad",
-    "to not have been used in the graph",
-    "is invalid for input of size",
-    "Mismatch in shape",
-    "device-side assert",
-)
+from kit.autograd import weak_storages
+from kit.ranks import Rank, RankGroup
 
 
 def on_ranks(job: Callable[..., None]) -> Callable[..., None]:
     """Make a test of a function that asserts on every rank.
 
-    Its first argument is what the setup of the fixture `world` returned there. The others are parameters of the test.
+    The fixture `up` is a group of ranks. There, the argument `up` is what the setup of the group returned.
     """
 
     @functools.wraps(job)
-    def test(world: Any, **parameters: object) -> None:  # noqa: ANN401 - of `counted_ranks`
-        world.run(perform, test, parameters)
+    def test(up: RankGroup, **parameters: object) -> None:
+        up.run(perform, test, parameters)
 
-    own = list(inspect.signature(job).parameters.values())[1:]
-    world = inspect.Parameter("world", inspect.Parameter.KEYWORD_ONLY)
-    test.__signature__ = inspect.Signature([*own, world])  # type: ignore[attr-defined]
     return test
 
 
@@ -56,34 +42,17 @@ def perform(context: Any, test: Callable[..., Any], parameters: dict[str, Any]) 
     if case and case.world > context.count:
         pytest.skip(f"needs {case.world} GPUs")
     context.enter(case)
-    try:
-        result = inspect.unwrap(test)(context, **parameters)
-        if context.device.type == "cuda":
-            torch.cuda.synchronize()
-    except RuntimeError as error:
-        if any(text in str(error) for text in WRONG_RESULT):  # the contract's own shapes and indices are right
-            raise AssertionError(f"it raised {type(error).__name__}: {error}"[:400]) from error
-        raise
-    return result
+    return inspect.unwrap(test)(context, **parameters)
 
 
 @contextlib.contextmanager
-def counted_ranks(setup: Callable[[Rank], Any], figure: Callable[..., None]) -> Iterator[SimpleNamespace]:
-    """Give `run` of one rank for each GPU, 1, 2 or 4, or of four on the CPU; record how many of its jobs raise."""
+def counted_ranks(setup: Callable[[Rank], Any], figure: Callable[..., None]) -> Iterator[RankGroup]:
+    """Give one rank for each GPU, 1, 2 or 4, or four on the CPU; record in how many of its jobs upstream raises."""
     target = current_target()
-    raised: list[bool] = []
-    count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count()) if target.executed else CPU_RANKS
-
-    def run(*job: Any) -> list[Any]:  # noqa: ANN401
-        try:
-            return group.run(*job)
-        except AssertionError as error:
-            raised.append("it raised" in str(error))
-            raise
-
-    with ranks(count, setup, device=target.device) as group:
-        yield SimpleNamespace(run=run)
-    figure("defect_checks_that_raise", sum(raised))
+    count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count()) if target.executed else 4
+    with RankGroup(count, setup, device=target.device) as group:
+        yield group
+    figure("defect_checks_that_raise", group.raised)
 
 
 def gathered(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:  # noqa: ANN401 - a ProcessGroup
@@ -123,19 +92,18 @@ class Storages:
 
     def note(self, _operator: object, arguments: object, result: object) -> None:
         """Take down what an operator made, and neither views of its arguments nor what it wrote into."""
-        old = {_weak(tensor.untyped_storage()).cdata for tensor in tensors_in(arguments)}
-        for tensor in tensors_in(result):
-            storage = tensor.untyped_storage()
-            reference = _weak(storage)
-            if reference.cdata not in old:
-                self.made[reference.cdata] = (reference, storage.nbytes(), tensor.shape)
+        old = {storage.cdata for storage in weak_storages(tensors_in(arguments))}
+        tensors = tensors_in(result)
+        for tensor, storage in zip(tensors, weak_storages(tensors), strict=True):
+            if storage.cdata not in old:
+                self.made[storage.cdata] = (storage, tensor.untyped_storage().nbytes(), tensor.shape)
 
     def living(self, *expected: torch.Tensor, seconds: float = 0.0) -> list[tuple[int, list[int]]]:
         """Return bytes and shape of each that lives on after `seconds` and is none of these tensors'.
 
         A thread of a process group may let go of what it has sent a moment later.
         """
-        own = {_weak(tensor.untyped_storage()).cdata for tensor in expected}
+        own = {storage.cdata for storage in weak_storages(expected)}
         others = [memory for key, memory in self.made.items() if key not in own]
         until = time.monotonic() + seconds
         while not all(reference.expired() for reference, _, _ in others) and time.monotonic() < until:
@@ -147,22 +115,21 @@ class Handed:
     """What the code under test was handed, and has to leave as it was: shape, strides, values and version."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, torch.Tensor, torch.Tensor, tuple[Any, ...], int]] = []
+        self._kept: list[tuple[str, torch.Tensor, torch.Tensor, tuple[Any, ...]]] = []
 
     def watch(self, name: str, tensor: torch.Tensor) -> None:
         """Keep a tensor in mind, as it is now."""
-        self._kept.append((name, tensor, tensor.detach().clone(), _layout(tensor), tensor._version))  # noqa: SLF001 - PyTorch's documented name
+        self._kept.append((name, tensor, tensor.detach().clone(), _layout_and_version(tensor)))
 
     def assert_unaltered(self) -> None:
         """Assert that all that is watched is as it was; autograd refuses a saved tensor of another version."""
-        for name, tensor, values, layout, version in self._kept:
-            assert _layout(tensor) == layout, f"it altered the layout of {name}"
-            assert tensor._version == version, f"it altered the version of {name}"  # noqa: SLF001
+        for name, tensor, values, before in self._kept:
+            assert _layout_and_version(tensor) == before, f"it altered the layout or the version of {name}"
             assert tensor.equal(values), f"it altered {name}"
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+def _layout_and_version(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor._version  # noqa: SLF001 - PyTorch's documented name
 
 
 def assert_close(

@@ -22,14 +22,13 @@ and for what cancels.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import inspect
 import itertools
 import os
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 os.environ["TORCH_COMPILE_DISABLE"] = "1"  # inductor takes a minute for what eager mode computes at once
@@ -41,6 +40,7 @@ os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")  # NCCL's watchdog 
 import pytest
 import torch
 
+torch.compile = functools.partial(torch.compile, backend="eager")  # else it imports inductor, which takes seconds
 fused = pytest.importorskip("megatron.core.fusions.fused_linear_cross_entropy", reason="this tree has no such fusion")
 from megatron.core import parallel_state
 from megatron.core.inference.utils import InferenceMode
@@ -61,8 +61,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from kit.ranks import own_group
 from kit.capture import watching
+from kit.ranks import own_group
 from kit.vocabulary import (
     Handed,
     Storages,
@@ -112,10 +112,6 @@ class Case:
     def world(self):
         """Return how many ranks it takes: groups of one size that differ are two at least."""
         return 2 * self.ranks if self.default == self.ranks else max(self.ranks, self.default)
-
-    def other(self, **changes):
-        """Return this case with some values changed."""
-        return dataclasses.replace(self, **changes)
 
 
 # fmt: off
@@ -283,7 +279,7 @@ class Models:
             spec = hybrid_spec(case, mtp_block_spec=mtp_spec(case, None))
             model = kind(config, spec, CLASSES, 16, hybrid_layer_pattern=pattern, **named)
         if case.wrapped:
-            model.output_layer = Wrapper(self.build(case.other(wrapped=False)).output_layer)
+            model.output_layer = Wrapper(self.build(replace(case, wrapped=False)).output_layer)
         model.to(self.device, getattr(torch, case.dtype)).train(case.mode == "train")
         for name, parameter in model.named_parameters() if state else ():
             parameter.data.copy_(state[neutral(name)])
@@ -553,7 +549,7 @@ def judge(up, case, mine):
 
 
 @pytest.fixture(scope="session")
-def world(figure):
+def up(figure):
     with counted_ranks(Models, figure) as group:
         yield group
 
@@ -581,7 +577,7 @@ def test_gpt_model_and_the_unfused_model_have_the_same_gradients_and_keys(up, ca
     gradients = {name: weight.grad for name, weight in mine.parameters.items() if weight.grad is not None}
     # A gradient that is nothing but rounding, of a weight that one-hot minus softmax cancels, has no direction.
     least = max(float(gradient.norm()) for gradient in gradients.values()) / 8
-    for other in (case.other(model="GPTModel"), case.other(fusion=False)):
+    for other in (replace(case, model="GPTModel"), replace(case, fusion=False)):
         theirs = up.step(other, mine.parameters)
         assert mine.keys == theirs.keys, "other keys of the state dict"
         near(mine.result, theirs.result, FLOAT32, "the losses")
@@ -600,9 +596,9 @@ def judged(up, case):
 
 @pytest.mark.control
 @cases(NEIGHBOURS)
-def test_neighbours_are_right(world, output, request, case):
+def test_neighbours_are_right(up, output, request, case):
     """GPTModel, models whose configuration does not ask for the fused kernel, and logits: with the bits of release."""
-    for rank, tensors in enumerate(world.run(perform, judged, {"case": case})):
+    for rank, tensors in enumerate(up.run(perform, judged, {"case": case})):
         for name, tensor in tensors.items():
             output(f"{request.node.callspec.id}.{name}.{rank}", tensor)
 
@@ -648,7 +644,7 @@ def built(up, case):
 )
 @on_ranks
 def test_output_layer_is_built_as_that_of_gpt_model(up, case):
-    mine, gpt = built(up, case), built(up, case.other(model="GPTModel"))
+    mine, gpt = built(up, case), built(up, replace(case, model="GPTModel"))
     differ = {name: (mine.get(name), value) for name, value in gpt.items() if mine.get(name) != value}
     assert not differ, f"it has, and GPTModel's has: {differ}"
 
@@ -656,14 +652,8 @@ def test_output_layer_is_built_as_that_of_gpt_model(up, case):
 @pytest.mark.control
 def test_process_mtp_loss_takes_its_arguments_in_the_order_of_the_release():
     """Upstream's own check of compatibility refuses to move one."""
-    assert [*inspect.signature(mtp.process_mtp_loss).parameters][9:15] == [
-        "cp_group",
-        "tp_group",
-        "packed_seq_params",
-        "scale_logits_fn",
-        "input_ids",
-        "sequence_roll_context",
-    ]
+    names = [*inspect.signature(mtp.process_mtp_loss).parameters]
+    assert names[12:15] == ["scale_logits_fn", "input_ids", "sequence_roll_context"], f"the arguments are {names}"
 
 
 # What the kernel returns or raises, and what outlives a step.
@@ -788,7 +778,7 @@ def test_process_mtp_loss_scales_as_its_caller_says(up, case, factor):
     # The release does not ask the function for the fused loss; a fix that scales for HybridModel alone may leave that.
     right = [factor or 1.0, 1.0] if case.fusion else [factor or 1.0]
     whole = torch.cat(gathered(weight, up.group))
-    references = [reference(case.other(mup=scale), hidden, whole, up.inputs(case)) for scale in right]
+    references = [reference(replace(case, mup=scale), hidden, whole, up.inputs(case)) for scale in right]
     expected = min(references, key=lambda results: float((torch.stack(results[1]) - logged).norm()))
     near(logged, torch.stack(expected[1]), FLOAT32, "the logged losses")
     near(hidden.grad[start:], expected[2][start:], FLOAT32, "the hidden states' gradient")

@@ -30,9 +30,9 @@ from megatron.core.tensor_parallel import cross_entropy
 
 from kit import current_target, pairwise
 from kit.autograd import CHANGED_IN_PLACE, copies_of_saved, saved_sizes, unless_refused
+from kit.capture import watching
 from kit.errors import relative_error, unit_roundoff
 from kit.ranks import own_group, partition, ranks
-from kit.capture import watching
 from kit.vocabulary import Storages, assert_close, assert_same, tensors_in
 
 pytestmark = pytest.mark.skipif(current_target().name != "cpu", reason="ranks talk through gloo: only cpu is judged")

@@ -19,7 +19,10 @@ import torch
 device = "cuda" if torch.cuda.is_available() else "cpu"
 os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"  # before triton is imported
 try:
-    from megatron.core.fusions.linear_cross_entropy.blackwell.triton import forward_dp_epilogue
+    try:
+        from megatron.core.fusions.linear_cross_entropy.triton.kernels import forward_dp_epilogue  # with #3345
+    except ImportError:
+        from megatron.core.fusions.linear_cross_entropy.blackwell.triton import forward_dp_epilogue
 except ImportError as error:
     print(f"UNSUPPORTED: {error}")
     raise SystemExit(125) from error

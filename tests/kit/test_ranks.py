@@ -18,6 +18,10 @@ import torch
 from kit.ranks import STARTING_S, Rank, RankError, RankGroup, own_group, ranks
 
 
+def itself(rank: Rank) -> Rank:
+    return rank
+
+
 def set_up(rank: Rank) -> tuple[Rank, torch.distributed.ProcessGroup]:
     return rank, own_group(2, apart=True)
 
@@ -68,9 +72,14 @@ def product(rank: Rank) -> torch.Tensor:
     return torch.ones(3, requires_grad=True) * rank.number
 
 
+def give_another_shape(_rank: Rank) -> None:
+    ones = torch.ones(3, requires_grad=True)
+    torch.autograd.grad(ones.square(), ones, torch.ones(2))
+
+
 @pytest.fixture
 def pair() -> Iterator[RankGroup]:
-    with ranks(2, seconds=20.0) as group:
+    with ranks(2, itself, seconds=20.0) as group:
         yield group
 
 
@@ -97,7 +106,7 @@ def test_a_rank_that_died_is_named_with_its_last_lines(pair: RankGroup, tmp_path
     with pytest.raises(RankError, match=f"rank 1 of 2 {told}") as raised:
         pair.run(end, str(tmp_path / how), 1)
     assert "    last words" in str(raised.value)
-    with pytest.raises(RankError, match="an earlier job broke these ranks"):
+    with pytest.raises(pytest.skip.Exception, match=f"the ranks are lost: end: rank 1 of 2 {told}"):
         pair.run(product)
 
 
@@ -107,7 +116,7 @@ def test_a_rank_that_hangs_is_named_with_where_it_is_and_ends_with_the_group(
     monkeypatch.setitem(STARTING_S, "cpu", 1.0)
     file = tmp_path / "hangs"
     with (
-        ranks(2, seconds=2.0) as group,
+        ranks(2, itself, seconds=2.0) as group,
         pytest.raises(RankError, match="rank 0 of 2 hangs: no answer after 2 s") as told,
     ):
         group.run(end, str(file), 0)
@@ -127,14 +136,14 @@ def test_ranks_that_disagree_are_started_again_thrice(pair: RankGroup) -> None:
     for _ in range(3):
         with pytest.raises(AssertionError, match="the ranks disagree in refuse: rank 1 of 2"):
             pair.run(refuse, (1,), ValueError)
-    with pytest.raises(pytest.skip.Exception, match="parted 3 times"):
+    with pytest.raises(pytest.skip.Exception, match="the ranks are lost: refuse: the ranks disagree"):
         pair.run(product)
 
 
 @pytest.mark.usefixtures("under_test")
 def test_what_one_rank_alone_raised_is_told_while_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.ranks.GRACE_S", 0.5)
-    with ranks(3, seconds=30.0) as group:
+    with ranks(3, itself, seconds=30.0) as group:
         with pytest.raises(AssertionError, match="rank 1 of 3 it raised ValueError: alone; the others: hangs"):
             group.run(meet_or_raise, 1, "alone")
         assert len(group.run(product)) == 3  # on ranks that were started again
@@ -153,6 +162,12 @@ def test_what_neither_the_code_under_test_nor_the_host_did_is_an_error(pair: Ran
         pair.run(refuse, (1,), ValueError)
 
 
+def test_what_pytorch_says_of_a_wrong_result_is_an_assertion_error(pair: RankGroup) -> None:
+    with pytest.raises(AssertionError, match="rank 0, 1 of 2 it raised RuntimeError: Mismatch in shape"):
+        pair.run(give_another_shape)
+    assert pair.raised == 1
+
+
 @pytest.mark.parametrize("kind", [MemoryError, OSError])
 def test_what_a_host_lacks_is_not_judged(pair: RankGroup, kind: type[BaseException]) -> None:
     with pytest.raises(pytest.skip.Exception, match="not this"):
@@ -161,7 +176,7 @@ def test_what_a_host_lacks_is_not_judged(pair: RankGroup, kind: type[BaseExcepti
 
 def test_spawned_ranks_load_the_module_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.get_context", _spawning(sys.modules["multiprocessing"].get_context))
-    with ranks(2) as group:
+    with ranks(2, itself) as group:
         assert [tensor.tolist() for tensor in group.run(product)] == [[0.0] * 3, [1.0] * 3]
 
 
