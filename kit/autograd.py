@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kit.interpreter import called_from_interpreter
 
@@ -40,15 +41,15 @@ def copies_of_saved(*, at_each_use: bool = False) -> saved_tensors_hooks:
 def offloaded() -> Iterator[list[int]]:
     """Keep what is saved on the CPU; yield how often backward asked for each saved tensor, in the order of saving."""
     asked: list[int] = []
-    on_cpu: Any = save_on_cpu()
 
-    def pack(saved: torch.Tensor) -> tuple[int, Any]:
+    def pack(saved: torch.Tensor) -> tuple[int, torch.device, torch.Tensor]:
         asked.append(0)
-        return len(asked) - 1, on_cpu.pack_hook(saved)
+        return len(asked) - 1, saved.device, saved.cpu()
 
-    def unpack(packed: tuple[int, Any]) -> Any:  # noqa: ANN401 - of PyTorch's own hook
-        asked[packed[0]] += 1
-        return on_cpu.unpack_hook(packed[1])
+    def unpack(packed: tuple[int, torch.device, torch.Tensor]) -> torch.Tensor:
+        number, device, copy = packed
+        asked[number] += 1
+        return copy.to(device)
 
     with saved_tensors_hooks(pack, unpack):
         yield asked
@@ -86,12 +87,10 @@ class NewTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = self.largest = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        del types
-        kwargs = kwargs or {}
-        inputs = {x.untyped_storage().data_ptr() for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
-        results = function(*args, **kwargs)
-        for x in results if isinstance(results, tuple | list) else (results,):
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        inputs = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        results = function(*args, **(kwargs or {}))
+        for x in tree_leaves(results):
             if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in inputs:
                 size = 0 if called_from_interpreter() else x.nbytes
                 self.total, self.largest = self.total + size, max(self.largest, size)

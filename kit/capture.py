@@ -1,4 +1,4 @@
-"""What makes the host wait for the device, CUDA graphs and what stands in for them, and the peak memory of a call."""
+"""What makes the host wait for the device, what stands in for a CUDA graph, and the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -18,26 +18,18 @@ from torch.utils._pytree import tree_leaves
 
 #: Operators whose result the host reads, or whose shape depends on values, so that it waits for the device.
 WAITING = frozenset(
-    "_local_scalar_dense allclose bincount equal is_nonzero masked_select nonzero unique_dim _unique2".split()  # noqa: SIM905 - a list
+    "_local_scalar_dense allclose bincount equal is_nonzero item masked_select nonzero unique_dim _unique2".split()  # noqa: SIM905 - a list
 )
-#: A tensor made from a number of the host: a copy from pageable memory.
-FROM_HOST = frozenset({"lift_fresh"})
 
 
-def waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Say whether the host waits for an operator whose tensors lie on a GPU.
-
-    Args:
-        name: of the operator, without namespace and overload.
-        args: its arguments by position.
-        kwargs: its arguments by name.
-
-    """
+def waits(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  # noqa: ANN401
+    """Say whether the host waits for an operator, given its arguments by position and by name, if they lie on a GPU."""
+    name = operator.overloadpacket.__name__
     indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
     masked = any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in indices)
     # A mask that takes one number of the host is filled, which needs no count of its elements.
     filled = name.startswith("index_put") and args[2].numel() == 1 and args[2].device.type == "cpu"
-    counted = name == "repeat_interleave" and kwargs.get("output_size") is None
+    counted = name == "repeat_interleave" and kwargs.get("output_size") is None and not str(operator).endswith("_int")
     return name in WAITING or (masked and not filled) or counted
 
 
@@ -57,6 +49,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.note = note
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # nothing is compiled here, and the default imports torch._dynamo
+        return False
+
     def __torch_dispatch__(self, operator: Any, _types: object, args: Any = (), kwargs: Any = None) -> object:  # noqa: ANN401
         result = operator(*args, **(kwargs or {}))
         self.note(operator, args, kwargs or {}, result)
@@ -72,29 +68,22 @@ def watching(note: Callable[[Any, tuple[Any, ...], object], None]) -> Watch:
 def host_waits(device: str, package: str = "") -> Iterator[list[str]]:
     """Collect what makes the host wait for the device.
 
-    Args:
-        device: "cuda" asks PyTorch's sync debug mode. "cpu" takes all tensors for those of a GPU and looks at the
-            operators; what passes in `unseen()` is not looked at.
-        package: where it is named, the list has its innermost lines, as `line_of`, in place of operators or messages.
-
+    On "cuda" these are the messages of PyTorch's sync debug mode, or the innermost lines of a package, as `line_of`. On
+    "cpu" these are operators, as if all tensors were those of a GPU; what passes in `unseen()` is not looked at.
     """
     seen: list[str] = []
 
-    def note(text: str) -> None:
-        line = line_of(package) if package else text
-        seen.extend([line] if line else [])
-
     def show(message: object, *_: object, **__: object) -> None:
-        if "called a synchronizing" in str(message):
-            note(str(message))
+        if "called a synchronizing" in str(message) and (line := line_of(package) if package else str(message)):
+            seen.append(line)
 
-    def note_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _result: object) -> None:  # noqa: ANN401
-        name = operator.overloadpacket.__name__
-        if name in FROM_HOST or waits(name, args, kwargs):
-            note(str(operator))
+    def note(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: object) -> None:  # noqa: ANN401
+        # A tensor made from a number of the host is copied from pageable memory.
+        if operator is torch.ops.aten.lift_fresh.default or waits(operator, args, kwargs):
+            seen.append(str(operator))
 
     if device == "cpu":
-        with Watch(note_operator):
+        with Watch(note):
             yield seen
         return
     with warnings.catch_warnings(), mock.patch("warnings.showwarning", show):
@@ -113,24 +102,11 @@ def unseen() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def graph_capture(mode: str = "global") -> Iterator[Callable[[], None]]:
-    """Capture a CUDA graph; give the function that replays it.
-
-    Args:
-        mode: of capture errors. "thread_local" where NCCL has a thread of its own.
-
-    """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode=mode):
-        yield graph.replay
-
-
 class RecordedGraph(Watch):  # type: ignore[no-untyped-call]
-    """A CUDA graph where there is no GPU: the operators that are called while it is entered.
+    """A CUDA graph where there is no GPU.
 
     Attributes:
-        steps: what a replay calls: each operator again, in the memory that it used.
+        steps: the operators that are called while it is entered; a replay calls each again, in the memory that it used.
 
     """
 

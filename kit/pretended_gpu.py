@@ -21,7 +21,7 @@ import torch.distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from kit.capture import RecordedGraph, line_of, unseen, waits
+from kit.capture import RecordedGraph, Watch, line_of, unseen, waits
 
 
 class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -30,21 +30,20 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         device: what these tensors say of themselves.
         events: the lines at which the host would wait, as "file.py:12 function".
+        graph: the graph that is captured, if one is.
 
     """
+
+    _should_skip_dynamo = Watch._should_skip_dynamo
 
     def __init__(self, package: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.events = torch.device("cuda:0"), list[str]()
+        self.graph: RecordedGraph | None = None
         self._package = package
         self._host: dict[int, Any] = {}  # what holds the values of host tensors: kept, so that no address is used again
         self._pinned: set[int] = set()  # those of them in pinned memory
-        self._graph: RecordedGraph | None = None  # while one is captured
         self._kind = _tensor_class(self)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # nothing is compiled here, and asking for every operator takes long
-        return False
 
     def note(self) -> None:
         """Note that the host waits, in the innermost line of the package that is running."""
@@ -69,27 +68,22 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # The backward of PyTorch's own operators knows these tensors for what they are, and names the CPU.
         on_gpu = len(hosts) < len(tensors) or "cuda" in str(kwargs.get("device"))
         kwargs |= {"device": "cpu"} if kwargs.get("device") is not None else {}
-        with self._graph if self._graph and on_gpu else contextlib.nullcontext():
+        with self.graph if self.graph and on_gpu else contextlib.nullcontext():
             result = func(*args, **kwargs)
-        name = func.overloadpacket.__name__
         is_late = kwargs.get("non_blocking") and all(_memory(x) in self._pinned for x in hosts)
-        is_copied = hosts and name.startswith(("copy_", "_to_copy", "index")) and not is_late
-        if on_gpu and (is_copied or waits(name, args, kwargs)):
+        is_copied = hosts and func.name().startswith(("aten::copy_", "aten::_to_copy", "aten::index")) and not is_late
+        if on_gpu and (is_copied or waits(func, args, kwargs)):
             self.note()
         return tree_map_only(torch.Tensor, self.on_gpu if on_gpu else self.on_host, result)
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Callable[[], None]]:
         """Capture a graph; give the function that replays it."""
-        self._graph = RecordedGraph()
+        self.graph = RecordedGraph()
         try:
-            yield self._graph.replay
+            yield self.graph.replay
         finally:
-            self._graph = None
-
-    def is_capturing(self) -> bool:
-        """Say whether a graph is captured."""
-        return self._graph is not None
+            self.graph = None
 
     def literals(self, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return what replaces a function that makes tensors of literals: on the host first."""
@@ -107,25 +101,23 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextlib.contextmanager
 def pretended_gpu(package: str) -> Iterator[PretendedGpu]:
     """Pretend a GPU; the lines that are noted are those of a package, such as "megatron"."""
-    gpu = PretendedGpu(package)
+    gpu, wait = PretendedGpu(package), torch.distributed.Work.wait
+
+    def wait_unseen(work: torch.distributed.Work, *args: Any) -> bool:
+        with unseen():  # gloo copies its results here: a replay waits itself
+            return wait(work, *args)
+
+    def to_gpu(x: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
+        return x.to(gpu.device, non_blocking=non_blocking)
+
     cuda: dict[str, Any] = {
-        "is_current_stream_capturing": gpu.is_capturing,
+        "is_current_stream_capturing": lambda: gpu.graph is not None,
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
         "current_device": lambda: gpu.device,
         "get_device_capability": lambda _=0: (9, 0),
     }
     makers: dict[str, Any] = {name: gpu.literals(getattr(torch, name)) for name in ("tensor", "as_tensor", "asarray")}
-
-    wait = torch.distributed.Work.wait
-
-    def to_gpu(x: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
-        return x.to(gpu.device, non_blocking=non_blocking)
-
-    def wait_unseen(work: torch.distributed.Work, *args: Any) -> bool:
-        with unseen():  # gloo copies its results here: a replay waits itself
-            return wait(work, *args)
-
     with (
         mock.patch.multiple("torch.cuda", **cuda),
         mock.patch.object(torch.Tensor, "cuda", to_gpu),

@@ -10,7 +10,7 @@ import copy
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -52,142 +52,113 @@ def name_of(values: Iterable[object]) -> str:
 
 
 def counted(indices: torch.Tensor, keys: int) -> torch.Tensor:
-    """Return how often each of the keys is named by indices [b, s, k] that are not -1: [b, s, keys], float32."""
+    """Return how often each of the keys is named by indices [..., k] that are not -1: [..., keys], float32."""
     valid = (indices >= 0).float()
-    return valid.new_zeros(*indices.shape[:2], keys).scatter_add(2, indices.clamp(min=0).long(), valid)
+    return valid.new_zeros(*indices.shape[:-1], keys).scatter_add(-1, indices.clamp(min=0).long(), valid)
 
 
 def attend(
     query: torch.Tensor, key: torch.Tensor, counts: torch.Tensor, scale: float | None, latent: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend in the precision of query [b, s, h, D] and key [b, t, D]; this can be differentiated.
+    """Attend in the precision of query [..., s, h, D] and key [..., t, D], of one group; this can be differentiated.
 
-    Args:
-        query: of each row and head.
-        key: of one group.
-        counts: how often a row names a key [b, s, t].
-        scale: of the scores; None is 1 / sqrt(D).
-        latent: the leading columns of the key that are the value.
-
-    Returns:
-        The output [b, s, h, latent] and the log-sum-exp to base 2 [b, s, h]; both are 0 for a row without keys.
-
+    A row names a key `counts` [..., s, t] times. A scale of None is 1 / sqrt(D). The first `latent` columns of the key
+    are the value. The results are the output [..., s, h, latent] and the log-sum-exp to base 2 [..., s, h]; both are 0
+    for a row without keys.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    alive = (counts.sum(-1) > 0)[:, :, None, None]
-    scores = torch.einsum("bshd,btd->bsht", query, key) * scale + counts.to(query.dtype).log()[:, :, None]
+    alive = (counts.sum(-1) > 0)[..., None, None]
+    scores = torch.einsum("...shd,...td->...sht", query, key) * scale + counts.to(query.dtype).log()[..., None, :]
     scores = torch.where(alive, scores, 0)
-    output = torch.einsum("bsht,btd->bshd", scores.softmax(-1), key[..., :latent])
+    output = torch.einsum("...sht,...td->...shd", scores.softmax(-1), key[..., :latent])
     return torch.where(alive, output, 0), torch.where(alive[..., 0], scores.logsumexp(-1) / math.log(2), 0)
 
 
 def stand_in(name: str, built: Mapping[str, Any], *operands: torch.Tensor) -> Any:  # noqa: ANN401 - as many results as the kernel has
     """Do in float32 what the kernel does that a builder was asked for with these arguments, as `kit.capture.unseen`.
 
-    Args:
-        name: of the builder: sparse_mla_fwd, preprocess, bwd or postprocess.
-        built: the builder's arguments by name, with its defaults.
-        operands: what the kernel is launched with. FP8 operands of the forward come with two more, their scales.
-
-    Raises:
-        ValueError: the kernel has no such number of heads or keys, or takes other shapes, dtypes or layouts.
-
+    Builders are sparse_mla_fwd, preprocess, bwd and postprocess; `built` has a builder's arguments by name, with its
+    defaults. FP8 operands of the forward come with two more, their scales. ValueError: the kernel has no such number of
+    heads or keys, or takes other shapes, dtypes or layouts.
     """
-    kernels: dict[str, Callable[..., Any]] = {
-        "sparse_mla_fwd": _forward,
-        "preprocess": _preprocess,
-        "bwd": _backward,
-        "postprocess": _postprocess,
+    kernel, names = KERNELS[name]
+    heads, latent, tail = (built[key] if key in built else built.get(short, 0) for key, short in SIZES)
+    groups, pair = built.get("kv_group"), torch.float8_e4m3fn if operands[len(names) :] else torch.bfloat16
+    taken = {
+        "query": (pair, heads, latent + tail),
+        "key": (pair, groups, latent + tail),
+        "indices": (torch.int32, groups, built.get("topk")),
+        "output": (torch.bfloat16, heads, latent),
+        "sums": (torch.float32, heads),
+        "key_gradient": (torch.float32, groups, latent + tail),
     }
+    for operand, x in zip(names, operands, strict=False):
+        if (x.dtype, *x.shape[2:]) != taken[operand] or not x.is_contiguous():
+            wrong = f"{x.dtype} {list(x.shape)} with strides {x.stride()}"
+            raise ValueError(f"{name} takes contiguous {taken[operand]} as {operand}, not {wrong}")
     with unseen():
-        return kernels[name](built, *operands)
+        return kernel(built, *operands)
 
 
-def _demand(kernel: str, **operands: tuple[torch.Tensor, tuple[int, ...], torch.dtype]) -> None:
-    """Refuse an operand that has not the shape, dtype or layout that a kernel takes."""
-    for name, (tensor, shape, dtype) in operands.items():
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            operand = f"{name} {list(tensor.shape)} {tensor.dtype}, contiguous: {tensor.is_contiguous()}"
-            raise ValueError(f"{kernel} takes contiguous {dtype} {list(shape)}, not {operand}")
+def _by_group(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """View [b, s, heads, ...] as [b, groups, s, heads of a group, ...]."""
+    return x.view(*x.shape[:2], groups, -1, *x.shape[3:]).transpose(1, 2)
 
 
-def _groups(
-    query: torch.Tensor, key: torch.Tensor, indices: torch.Tensor
-) -> Iterator[tuple[int, slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield for each group its number, its heads, its queries and keys in float32, and its counts.
+def _named(query: torch.Tensor, key: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return query [b, g, s, h, D] and key [b, g, t, D] in float32, and how often a row names a key [b, g, s, t].
 
     Rows and keys after the last that is named are padding, and are left out.
     """
-    share = query.shape[2] // indices.shape[2]
     named = (indices >= 0).flatten(2).any(-1).any(0).nonzero()  # of the batch, rows that name a key
     rows, keys = int(named.max()) + 1 if len(named) else 1, max(int(indices.max()) + 1, 1)
-    for group in range(indices.shape[2]):
-        heads = slice(group * share, (group + 1) * share)
-        q, k = query[:, :rows, heads].float(), key[:, :keys, group].float()
-        yield group, heads, q, k, counted(indices[:, :rows, group], keys)
+    counts = counted(indices[:, :rows].transpose(1, 2), keys)
+    return _by_group(query[:, :rows].float(), key.shape[2]), key[:, :keys].float().transpose(1, 2), counts
 
 
 def _forward(
     built: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor, indices: torch.Tensor, *scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    heads, latent, groups, topk = (built[name] for name in ("heads", "dim", "kv_group", "topk"))
-    share, width, dtype = heads // groups, latent + built["tail_dim"], torch.float8_e4m3fn if scales else torch.bfloat16
-    if share < 16 or share & (share - 1) or topk % built["block_I"]:  # noqa: PLR2004 - the smallest tile
-        raise ValueError(f"the forward kernel has no bounds for {share} heads or {topk} keys")
-    rows, keys = query.shape[:2], key.shape[:2]
-    _demand(
-        "the forward kernel",
-        query=(query, (*rows, heads, width), dtype),
-        key=(key, (*keys, groups, width), dtype),
-        indices=(indices, (*rows, groups, topk), torch.int32),
-    )
-    output = torch.zeros(*rows, heads, latent, dtype=torch.bfloat16)
-    sums = torch.zeros(*rows, heads)
-    for _, part, q, k, counts in _groups(query, key, indices):
-        if scales:
-            q, k = q * scales[0], k * scales[1]  # noqa: PLW2901 - the values that are stored
-        exact, total = attend(q, k, counts, built["sm_scale"], latent)
-        output[:, : q.shape[1], part], sums[:, : q.shape[1], part] = exact.bfloat16(), total
+    groups, share = built["kv_group"], built["heads"] // built["kv_group"]
+    if share < 16 or share & (share - 1) or built["topk"] % built["block_I"]:  # noqa: PLR2004 - the smallest tile
+        raise ValueError(f"the forward kernel has no bounds for {share} heads or {built['topk']} keys")
+    q, k, counts = _named(query, key, indices)
+    if scales:
+        q, k = q * scales[0], k * scales[1]  # the values that are stored
+    output, sums = torch.zeros(*query.shape[:3], built["dim"]).bfloat16(), torch.zeros(query.shape[:3])
+    exact = attend(q, k, counts, built["sm_scale"], built["dim"])
+    for whole, part in zip((output, sums), exact, strict=True):
+        _by_group(whole, groups)[:, :, : q.shape[2]] = part
     return output, sums
 
 
-def _preprocess(built: Mapping[str, Any], output: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
-    shape = (*output.shape[:2], built["H"], built["D"])
-    both = {"output": (output, shape, torch.bfloat16), "dO": (upstream, shape, torch.bfloat16)}
-    _demand("the delta kernel", **both)
+def _preprocess(_: object, output: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
     return (output.float() * upstream.float()).sum(-1)
 
 
 def _backward(built: Mapping[str, Any], *operands: torch.Tensor) -> torch.Tensor:
-    query, key, upstream, indices, sums, delta, key_gradient = operands
-    heads, latent, groups = (built[name] for name in ("H", "D", "kv_group"))
-    rows, width = query.shape[:2], latent + built["D_tail"]
-    _demand(
-        "the backward kernel",
-        query=(query, (*rows, heads, width), torch.bfloat16),
-        key=(key, (*key.shape[:2], groups, width), torch.bfloat16),
-        dO=(upstream, (*rows, heads, latent), torch.bfloat16),
-        indices=(indices, (*rows, groups, built["topk"]), torch.int32),
-        lse=(sums, (*rows, heads), torch.float32),
-        delta=(delta, (*rows, heads), torch.float32),
-        dKV=(key_gradient, tuple(key.shape), torch.float32),
-    )
-    scale = width**-0.5 if built["sm_scale"] is None else built["sm_scale"]
+    query, key, upstream, indices, *of_row, key_gradient = operands
+    q, k, counts = _named(query, key, indices)
+    (rows, keys), groups, latent = counts.shape[2:], built["kv_group"], built["D"]
+    d_out, sums, delta = (_by_group(x, groups)[:, :, :rows].float() for x in (upstream, *of_row))
+    scale, times = query.shape[-1] ** -0.5 if built["sm_scale"] is None else built["sm_scale"], counts[..., None, :]
+    logits = torch.einsum("bgshd,bgtd->bgsht", q, k) * scale / math.log(2)
+    once = torch.where(times > 0, torch.exp2(logits - sums[..., None]), 0)
+    toward = torch.einsum("bgshd,bgtd->bgsht", d_out, k[..., :latent]) - delta[..., None]
+    of_scores = (once * toward * scale).bfloat16() * times
+    to_key = key_gradient[:, :keys].transpose(1, 2)
+    to_key += torch.einsum("bgsht,bgshd->bgtd", of_scores, q)
+    to_key[..., :latent] += torch.einsum("bgsht,bgshd->bgtd", once.bfloat16() * times, d_out)
     gradient = torch.zeros_like(query)
-    for group, part, q, k, counts in _groups(query, key, indices):
-        upper, keys = q.shape[1], k.shape[1]
-        times, d_out = counts[:, :, None], upstream[:, :upper, part].float()
-        logits = torch.einsum("bshd,btd->bsht", q, k) * scale / math.log(2)
-        once = torch.where(times > 0, torch.exp2(logits - sums[:, :upper, part, None]), 0)
-        toward = torch.einsum("bshd,btd->bsht", d_out, k[..., :latent]) - delta[:, :upper, part, None]
-        of_scores = (once * toward * scale).bfloat16() * times
-        key_gradient[:, :keys, group] += torch.einsum("bsht,bshd->btd", of_scores, q)
-        key_gradient[:, :keys, group, :latent] += torch.einsum("bsht,bshd->btd", once.bfloat16() * times, d_out)
-        gradient[:, :upper, part] = torch.einsum("bsht,btd->bshd", of_scores, k).bfloat16()
+    _by_group(gradient, groups)[:, :, :rows] = torch.einsum("bgsht,bgtd->bgshd", of_scores, k)
     return gradient
 
 
-def _postprocess(built: Mapping[str, Any], key_gradient: torch.Tensor) -> torch.Tensor:
-    shape = (*key_gradient.shape[:2], built["kv_group"], built["D"] + built["D_tail"])
-    _demand("the last kernel", dKV=(key_gradient, shape, torch.float32))
-    return key_gradient.bfloat16()
+#: What does a kernel's work, and its operands.
+KERNELS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "sparse_mla_fwd": (_forward, ("query", "key", "indices")),
+    "preprocess": (_preprocess, ("output", "output")),
+    "bwd": (_backward, ("query", "key", "output", "indices", "sums", "sums", "key_gradient")),
+    "postprocess": (lambda _, key_gradient: key_gradient.bfloat16(), ("key_gradient",)),
+}
+SIZES = (("heads", "H"), ("dim", "D"), ("tail_dim", "D_tail"))  # builders of forward and backward name them so

@@ -37,7 +37,7 @@ import pytest
 import torch
 from kit import current_target, pairwise, processes
 from kit.autograd import kept_alive, weak_storages
-from kit.capture import graph_capture, host_waits, unseen
+from kit.capture import host_waits, unseen
 from kit.errors import relative_error
 from kit.plugin import HOST_FAULTS
 from kit.pretended_gpu import pretended_gpu
@@ -639,19 +639,17 @@ REFUSED = {
 # How a site is called
 
 
-class Gpu:
-    """A GPU, as kit.pretended_gpu's counterpart; a capture stops by itself, so that nothing is noted."""
-
-    events = ()
-
-    @contextlib.contextmanager
-    def capture(self):
-        """Capture a graph; give what replays it."""
-        # NCCL has a thread of its own, and Megatron captures so too.
-        with graph_capture("thread_local" if torch.distributed.get_world_size() > 1 else "global") as replay:
-            yield replay
+@contextlib.contextmanager
+def capture():
+    """Capture a graph on a GPU; give what replays it."""
+    graph = torch.cuda.CUDAGraph()
+    # NCCL has a thread of its own, and Megatron captures so too.
+    mode = "thread_local" if torch.distributed.get_world_size() > 1 else "global"
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        yield graph.replay
 
 
+GPU = types.SimpleNamespace(capture=capture, events=())  # a capture stops by itself, so that nothing is noted
 quietly = contextlib.nullcontext if TARGET.executed else unseen  # around the contract's own operators
 
 
@@ -809,8 +807,8 @@ def observe(up, site):
     if site in HOST:
         here = types.SimpleNamespace(**vars(up) | {"device": torch.device("cpu")})
         with mock.patch("torch.cuda.is_current_stream_capturing", return_value=True):
-            _ = [eagerly(here, Gpu(), call, host) for call in SITES[site](here)]
-    with contextlib.nullcontext(Gpu()) if TARGET.executed else pretended_gpu("megatron") as gpu:
+            _ = [eagerly(here, GPU, call, host) for call in SITES[site](here)]
+    with contextlib.nullcontext(GPU) if TARGET.executed else pretended_gpu("megatron") as gpu:
         up.device = getattr(gpu, "device", up.device)
         answer |= {"refused": refused(up, site), "host": host["wrong"]}
         calls = [*SITES[site](up)]

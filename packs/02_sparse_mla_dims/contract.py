@@ -355,7 +355,7 @@ def test_two_layers_in_one_graph_keep_their_dimensions(up):
 
 def warned(caplog, hook, calls, *args, **kwargs):
     """Call a hook of DSAttention some times, as the first in its process; return answers, warnings, debug messages."""
-    with mock.patch.dict(sys.modules):
+    with mock.patch.dict(sys.modules), mock.patch.dict(os.environ, RANK="0"):  # else Megatron warns that it knows none
         sys.modules.pop(f"{VARIANT}.dsa_kernels", None)
         hooks = importlib.import_module(f"{VARIANT}.dsa_kernels")
         config = types.SimpleNamespace(dsa_kernel_backend="tilelang")
@@ -413,8 +413,7 @@ def test_every_mode_of_autograd_gives_the_same_and_the_host_waits_for_no_value(u
             again = checkpoint(call, *pair, indices, use_reentrant=mode.startswith("reentrant"))
             again.backward(d_out)
             results += [again.detach(), *(x.grad for x in pair)]
-    # In inference mode PyTorch leaves repeat_interleave whole, whose number of repeats is the host's own.
-    assert mode == "inference_mode" or not waits, f"the host waits for {waits}"
+    assert not waits, f"the host waits for {waits}"
     out, gradients, _ = exactly(case, draw(case))
     assert_close(results, [out, out, *gradients][: len(results)], shape[0])
 

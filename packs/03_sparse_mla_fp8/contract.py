@@ -33,7 +33,6 @@ import math
 import os
 import subprocess
 import sys
-import traceback
 import types
 import warnings
 from typing import NamedTuple
@@ -44,7 +43,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kit import current_target
-from kit.autograd import copies_of_saved, unless_refused, weak_storages
+from kit.autograd import copies_of_saved, unless_refused
 from kit.capture import host_waits, peak_memory
 from kit.cuda_source import in_processes
 from kit.errors import relative_error
@@ -67,6 +66,7 @@ KINDS |= {"mixed": ("bf16", "float8"), "mixed_key": ("float8", "bf16")}  # query
 KINDS |= {"mixed_formats": ("float8", "float8_e5m2"), "mixed_scaling": ("float8", "blockwise")}
 CPU_ONLY = {"mxfp8", "nvfp4"}  # not dequantized before sm_100
 DENSE = {"blockwise", *CPU_ONLY}  # contiguous() of these classes refuses strided data
+BF16, FP16 = torch.bfloat16, torch.float16
 ROUNDING, GRADIENT_ROUNDING = 2**-7, 2**-6
 LEADING = ("bf16", "float8", "float8_e5m2", "blockwise", "mxfp8", "mixed")  # kinds of the example that was reported
 SIZES = (2, (256, 256), KERNEL)  # its batch, lengths and kernel: both lengths are multiples of the bucket
@@ -109,10 +109,8 @@ def example(kind, entry) -> Case:
 
 
 def reaches(case) -> bool:
-    """Say whether release 0.19.2 hands a wrapper of SparseMLA.apply to the kernel: not copied for padding."""
-    whole = [not length % (case.bucket or 256) for length in case.lengths]
-    wrapped = [kind != "bf16" for kind in KINDS[case.kind]]
-    return case.entry == "apply" and case.batch > 1 and any(map(min, whole, wrapped))
+    """Say whether release 0.19.2 hands a wrapper of SparseMLA.apply to the kernel: nothing copies it before."""
+    return case.kind != "bf16" and case.entry == "apply" and case.batch > 1
 
 
 # How tensors are stored
@@ -123,14 +121,9 @@ def storage(x):
     return [one for one in vars(x).values() if torch.is_tensor(one)] if type(x) is not torch.Tensor else [x]
 
 
-def data_of(x):
-    """Return the tensor that holds a tensor's values."""
-    return max(storage(x), key=lambda one: one.numel())
-
-
 def width(x) -> float:
     """Return the bytes in which one value is stored, scales aside."""
-    return data_of(x).nbytes / x.numel()
+    return max(one.nbytes for one in storage(x)) / x.numel()
 
 
 def values(tensor):
@@ -208,7 +201,7 @@ def recording(jit, launches, builds):
     signatures = {}
 
     def launch(kernel, name, sizes, *given):
-        launches.append([(str(x.dtype), x.nbytes, x.dtype.itemsize, not x.data_ptr()) for x in given])
+        launches.append([(x.is_floating_point(), x.nbytes, x.dtype.itemsize, not x.data_ptr()) for x in given])
         if jit is None:
             if any(null for *_, null in launches[-1]):
                 raise RuntimeError(f"kernel {name}: data pointer expected non-NULL, but got NULL")
@@ -384,27 +377,26 @@ def expected(case, pair):
     return output.detach(), sums.detach(), [laid_out(case, x) for x in found]
 
 
-def fault(found, wanted, rounding, dtype=torch.bfloat16) -> float:
-    """Return the error of a plain tensor, as a multiple of what rounding explains; infinity for any other."""
-    plain = type(found) is torch.Tensor and found.dtype == dtype and found.shape == wanted.shape
-    return relative_error(found, wanted) / rounding if plain else math.inf
-
-
-def assert_right(errors, what=""):
-    """Assert that no error is more than rounding explains."""
+def assert_right(case, pair, results, gradients=()):
+    """Assert that output, log-sum-exp and the gradients of each backward are plain, and as near as rounding allows."""
+    output, sums, wanted = expected(case, pair)
+    judged = {"output": (results[0], output, BF16, ROUNDING)}
+    if len(results) > 1:
+        judged["sum"] = results[1], sums, torch.float32, ROUNDING
+    for turn, found in enumerate(gradients):
+        for n, (x, exact) in enumerate(zip(found or [None] * len(wanted), wanted, strict=True)):
+            judged[f"backward {turn}, gradient {n}"] = x, exact, BF16, GRADIENT_ROUNDING
+    errors = {}
+    for name, (x, exact, dtype, rounding) in judged.items():
+        plain = type(x) is torch.Tensor and x.dtype == dtype and x.shape == exact.shape
+        errors[name] = relative_error(x, exact) / rounding if plain else math.inf
     wrong = {name: error for name, error in errors.items() if not error <= 1}  # a nan is wrong, too
-    assert not wrong, f"{what}multiples of the error that rounding explains: {wrong}"
+    assert not wrong, f"multiples of the error that rounding explains: {wrong}"
 
 
-def errors_of_gradients(found, wanted, name="gradient"):
-    """Return the fault of each gradient."""
-    pairs = zip(found or [None] * len(wanted), wanted, strict=True)
-    return {f"{name} {n}": fault(x, y, GRADIENT_ROUNDING) for n, (x, y) in enumerate(pairs)}
-
-
-def sizes_in_memory(tensors):
-    """Return the bytes of the memory behind each tensor of a list, of which none is a wrapper."""
-    return [x.untyped_storage().nbytes() for x in tensors]
+def freed(tensors) -> bool:
+    """Say whether the memory of a tensor is gone."""
+    return any(x.numel() and not x.untyped_storage().nbytes() for x in tensors)
 
 
 def run(lab, case, pair=None):
@@ -414,11 +406,11 @@ def run(lab, case, pair=None):
     """
     pair, kept, held, broken, gradients = pair or leaves(lab, case), [], [], [], []
     mine = [x.detach() for one in pair for x in storage(one)]
-    before, sizes = [x.clone() for x in mine], sizes_in_memory(mine)
+    before = [x.clone() for x in mine]
 
     def keep(x):
         kept.append((x.numel(), width(x), x.is_floating_point()))
-        held.extend((one, *sizes_in_memory([one])) for one in storage(x))
+        held.extend(storage(x))
         return x
 
     lab.launches.clear()
@@ -427,24 +419,22 @@ def run(lab, case, pair=None):
         turns = 2 if case.frozen == "none" else 1  # the second shows that nothing was used up
         for _ in range(turns if any(x.requires_grad for x in pair) else 0):
             gradients.append(gradients_of(results[0], pair))
-            if any(sizes_in_memory([one]) != [size] for one, size in held):
+            if freed(held):
                 broken.append("backward freed what was saved for it")
                 break  # what reads it again reads no memory
-    if sizes_in_memory(mine) != sizes:
+    if freed(mine):
         broken.append("the caller's memory was freed")
     elif not all(map(torch.equal, mine, before)):
         broken.append("the caller's tensors were altered")
-    operands = lab.launches[0] if lab.launches else []
-    found = {"results": results, "operands": operands, "gradients": gradients}
-    return types.SimpleNamespace(case=case, pair=pair, kept=kept, told=told, broken=broken, **found)
+    ended = {"kept": kept, "told": told, "gradients": gradients, "broken": broken}
+    return types.SimpleNamespace(case=case, pair=pair, results=results, operands=(lab.launches or [[]])[0], **ended)
 
 
 def assert_handed(outcome):
     """Assert that the kernel reads no NULL and nothing wider than what is stored, and so is what backward keeps."""
     widths = [width(x) for x in outcome.pair]
-    known = {"torch.bfloat16", "torch.float32", "torch.int32", "torch.float8_e4m3fn", "torch.float8_e5m2"}
     assert len(outcome.operands) > 2, "no kernel is launched"
-    assert all(one[0] in known and not one[3] for one in outcome.operands), f"the kernel is handed {outcome.operands}"
+    assert not any(null for *_, null in outcome.operands), f"the kernel is handed NULL among {outcome.operands}"
     wide = [(count, size) for count, size, floating in outcome.kept if floating and count >= D]
     saved = sum(count for count, _ in wide)
     assert outcome.case.frozen == "both" or saved >= sum(x.numel() for x in outcome.pair), f"{saved} values are saved"
@@ -460,13 +450,7 @@ def assert_handed(outcome):
 def assert_results(outcome):
     """Assert that output, log-sum-exp and both backwards are right."""
     assert not outcome.broken, ", ".join(outcome.broken)
-    output, sums, wanted = expected(outcome.case, outcome.pair)
-    errors = {"output": fault(outcome.results[0], output, ROUNDING)}
-    if len(outcome.results) > 1:
-        errors["sum"] = fault(outcome.results[1], sums, ROUNDING, torch.float32)
-    for turn, found in enumerate(outcome.gradients):
-        errors |= errors_of_gradients(found, wanted, f"backward {turn}, gradient")
-    assert_right(errors)
+    assert_right(outcome.case, outcome.pair, outcome.results, outcome.gradients)
 
 
 @pytest.fixture(scope="module")
@@ -493,7 +477,7 @@ AHEAD = [example("bf16", "dispatch"), *SPECIAL[2:]]  # the others have the scrip
 )
 def test_kernel_reads_what_is_stored_or_the_caller_is_told(outcome, figure):
     if outcome.case in EXAMPLES:
-        read = sum(size for dtype, size, *_ in outcome.operands if dtype != "torch.int32")
+        read = sum(size for floating, size, *_ in outcome.operands if floating)
         stored = sum(x.numel() * width(x) for x in outcome.pair)
         figure(f"{outcome.case.kind}_{outcome.case.entry}_bytes_over_storage", read / stored)
     assert_handed(outcome)
@@ -508,14 +492,12 @@ def test_kernel_reads_what_is_stored_or_the_caller_is_told(outcome, figure):
     indirect=True,
 )
 def test_output_and_gradients_are_right(outcome, output):
-    if outcome.case in EXAMPLES:
-        name, fixed = f"{outcome.case.kind}.{outcome.case.entry}", outcome.case.kind == "bf16"
-        for part, x in zip(("output", "sum"), outcome.results, strict=False):
-            output(f"{name}.{part}", x, must_match=fixed)
-        if all(found and None not in found for found in outcome.gradients):
-            (query, _), (again, _) = outcome.gradients
-            output(f"{name}.query_gradient", query, must_match=fixed and torch.equal(query, again))
     assert_results(outcome)
+    if outcome.case in EXAMPLES and outcome.case.kind == "bf16":  # the same in both trees
+        for part, x in zip(("output", "sum"), outcome.results, strict=False):
+            output(f"bf16.{outcome.case.entry}.{part}", x)
+        (query, _), (again, _) = outcome.gradients
+        output(f"bf16.{outcome.case.entry}.query_gradient", query, must_match=torch.equal(query, again))
 
 
 def pairs(*rows):
@@ -523,28 +505,23 @@ def pairs(*rows):
     return pytest.mark.parametrize(("kind", "entry"), rows, ids=map("-".join, rows))
 
 
-READ = [("bf16", "dispatch"), ("float8", "dispatch"), ("float8", "apply_3d"), ("blockwise", "dispatch")]
-HELD = [*READ[:3], ("blockwise", "apply_3d")]
-
-
-DECLINED = {  # query, key, indices, and which of them stand for float16
-    "dtype": lambda q, k, i: (q, k, i, ("query", "key")),
-    "key_of_another_dtype": lambda q, k, i: (q, k, i, ("key",)),
-    "24_heads": lambda q, k, i: (q.repeat(1, 1, 2, 1)[:, :, :24].contiguous(), k, i, ()),
-    "top_k": lambda q, k, i: (q, k, i[..., 1:], ()),
-}
+READ = [("bf16", "dispatch"), *itertools.product(("float8", "blockwise"), ("dispatch", "apply_3d"))]
 
 
 @pytest.mark.control
 @pytest.mark.parametrize("kind", ["bf16", "float8"])
-@pytest.mark.parametrize("change", DECLINED)
-def test_dispatcher_declines_before_it_touches_or_says_anything(lab, kind, change):
-    case = Case("bf16", "dispatch", 2, (8, 16), (16, 64, SCALE), (1, 1), frozen="both", bucket=None)
+@pytest.mark.parametrize(
+    ("dtypes", "heads", "top"),
+    [((FP16, FP16), 16, 64), ((BF16, FP16), 16, 64), ((BF16, BF16), 24, 64), ((BF16, BF16), 16, 63)],
+)
+def test_dispatcher_declines_before_it_touches_or_says_anything(lab, kind, dtypes, heads, top):
+    case = Case("bf16", "dispatch", 2, (8, 16), (heads, top, SCALE))
     plain, indices = draw(case)
-    *pair, indices, others = DECLINED[change](*(laid_out(case, x) for x in plain), indices)
-    for n, name in enumerate(("query", "key")):
-        nominal = torch.float16 if name in others else None
-        pair[n] = pair[n].to(nominal) if kind == "bf16" else wrap(lab.tensors, kind, pair[n], nominal=nominal)
+    pair = [laid_out(case, x) for x in plain]
+    if kind == "bf16":
+        pair = [x.to(dtype) for x, dtype in zip(pair, dtypes, strict=True)]
+    else:
+        pair = [wrap(lab.tensors, kind, x, nominal=dtype) for x, dtype in zip(pair, dtypes, strict=True)]
     lab.launches.clear()
     with listening() as told:
         assert lab.dsa.fused_sparse_mla_absorbed(*pair, indices, SCALE, DV) is None
@@ -566,7 +543,6 @@ def test_dispatcher_declines_before_it_touches_or_says_anything(lab, kind, chang
 )
 def test_overwritten_operand_is_refused_or_right_by_its_values_before(lab, kind, entry, operand):
     case = Case(kind, entry, lengths=(64, 64), magnitude=(1, 1))
-    errors, wanted = {}, expected(case, leaves(lab, case))[2]
     for place in range(len(storage(leaves(lab, case)[operand]))):
         pair = leaves(lab, case)
         with listening(case.bucket):
@@ -575,13 +551,12 @@ def test_overwritten_operand_is_refused_or_right_by_its_values_before(lab, kind,
             with torch.no_grad():
                 tensor.mul_(2) if tensor.is_floating_point() else tensor.bitwise_xor_(128)  # 128 is E4M3's sign
             found = gradients_of(results[0], pair)
-        errors |= errors_of_gradients(found, wanted, f"tensor {place}, gradient") if found else {}
-    assert_right(errors)
+        assert_right(case, leaves(lab, case), results, [found] if found else [])
 
 
 @pytest.mark.control
 @pairs(*READ)
-def test_each_call_has_its_own_values(lab, kind, entry):
+def test_each_call_has_its_own_values_and_neither_waits_nor_builds(lab, kind, entry):
     """A second call comes before the first's backward; a third finds the second's values in the first's tensors.
 
     Autograd is told nothing of that: Transformer Engine's kernels, which quantize in place, tell it nothing.
@@ -592,8 +567,14 @@ def test_each_call_has_its_own_values(lab, kind, entry):
     given, overwritten = ([one for x in both for one in storage(x)] for both in (leaves(lab, second), pair))
     with listening(64):
         result = enter(lab, first, pair, draw(first)[1])[0]
+    lab.builds.clear()
+    indices = draw(second)[1]
+    with listening(64), host_waits(TARGET.device) as waits:
+        enter(lab, second, others, indices)
+    assert not lab.builds, f"{len(lab.builds)} kernels are built anew"
+    assert kind == "blockwise" or not waits, f"the host waits for {waits}"
     assert_results(run(lab, second, others))
-    assert_right(errors_of_gradients(gradients_of(result, pair), expected(first, pair)[2]))
+    assert_right(first, pair, [result], [gradients_of(result, pair)])
     for old, new in zip(overwritten, given, strict=True):
         old.data.copy_(new)
     assert_results(run(lab, second, pair))
@@ -602,14 +583,23 @@ def test_each_call_has_its_own_values(lab, kind, entry):
 # What is kept, let go, and given back
 
 
+def large(least, besides) -> dict:
+    """Return the bytes of tensors since gc.freeze() by their places: of so many bytes and more, but for some places."""
+    gc.collect()
+    found = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    held = {one.data_ptr(): one.nbytes for x in found for one in storage(x) if one.nbytes >= least}
+    return {place: size for place, size in held.items() if place not in besides}
+
+
 @pytest.mark.control
 @pytest.mark.parametrize(
-    ("kind", "entry", "batch"), [(*one, 1) for one in READ[:3]] + [(*one, 3) for one in READ if one[1] == "dispatch"]
+    ("kind", "entry", "batch"), [(*one, 1) for one in READ] + [(*one, 3) for one in READ if one[1] == "dispatch"]
 )
-def test_nothing_is_kept_beside_a_copy_of_it(lab, kind, entry, batch):
+def test_query_and_key_are_kept_once_and_backward_leaves_nothing_behind(lab, request, kind, entry, batch):
     """One batch needs no copy as wide. Of three the dispatcher makes one, and the caller, whose is no leaf, lets go."""
-    saved, case = [], Case(kind, entry, batch, (17, 70))
-    size = torch.Tensor.numel if batch > 1 else lambda x: x.nbytes
+    case = Case(kind, entry, batch, (17, 70))
+    plain, indices = draw(case)
+    plain, least = [laid_out(case, x).requires_grad_() for x in plain], plain[1].numel()
 
     class Quantize(torch.autograd.Function):
         @staticmethod
@@ -620,54 +610,36 @@ def test_nothing_is_kept_beside_a_copy_of_it(lab, kind, entry, batch):
         def backward(_, gradient):
             return gradient
 
-    def keep(x):
-        saved.extend((size(one), *weak_storages([one])) for one in storage(x))
-        return x
-
-    plain, indices = draw(case)
-    pair = [Quantize.apply(laid_out(case, x).requires_grad_()) for x in plain]
-    watched = [(size(x), *weak_storages([x])) for x in map(data_of, pair)]
-    with listening(64), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with listening(64), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        enter(lab, case, leaves(lab, case), indices)  # the kernels are made by the first call
+        gc.collect()
+        gc.freeze()
+        request.addfinalizer(gc.unfreeze)
+        before = {x.data_ptr() for x in plain}
+        pair = [Quantize.apply(x) for x in plain]
+        own = large(least, before)
         results = enter(lab, case, pair, indices)
-    if batch > 1:
-        del pair
-    gc.collect()
-    for name, (count, own) in zip(("query", "key"), watched, strict=True):
-        copied = any(number == count and one != own and not one.expired() for number, one in saved)
-        assert not copied or own.expired(), f"{name} is kept, and a copy of it"
-    assert results
-
-
-def large(least) -> set:
-    """Return the places of the tensors that somebody holds, of so many bytes and more."""
-    gc.collect()
-    with warnings.catch_warnings(action="ignore"):  # some modules warn of what they are asked for
-        found = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
-    return {one.data_ptr() for x in found for one in storage(x) if one.nbytes >= least}
-
-
-@pytest.mark.control
-@pairs(*HELD)
-def test_backward_leaves_nothing_behind_while_the_graph_is_held(lab, kind, entry):
-    case = Case(kind, entry)
-    plain, indices = draw(case)
-    pair = leaves(lab, case, plain)
-    with listening(64):
-        results = enter(lab, case, pair, indices)
-        before = large(plain[1].numel())
-        found = gradients_of(results[0], pair)
+        before.add(results[0].data_ptr())
+        if batch > 1:
+            del pair
+            kept = large(least, before)
+            assert len(kept) == 2, f"{len(kept)} tensors of a key's size or more are kept for query and key"
+        else:
+            kept = large(least, before)
+            copies = [size for place, size in kept.items() if place not in own and size in own.values()]
+            assert not copies, f"copies of {copies} bytes are kept beside tensors of these sizes"
+        found = gradients_of(results[0], plain)
         assert None not in found, "a gradient is missing"
-        left = large(plain[1].numel()) - before - {x.data_ptr() for x in found}
+        left = large(least, {*before, *kept, *(x.data_ptr() for x in found)})
     assert not left, f"{len(left)} tensors of a key's size or more are left behind"
 
 
 @pytest.mark.control
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "reentrant_checkpoint", "checkpoint", "moved"])
-@pairs(*HELD)
+@pairs(*READ)
 def test_every_mode_of_autograd_gives_the_same(lab, kind, entry, mode):
     """A checkpoint that is not reentrant gives back what was saved once a backward; a hook may move it."""
     case, trains = Case(kind, entry), mode not in {"no_grad", "inference_mode"}
-    output, _, wanted = expected(case, leaves(lab, case))
     indices = draw(case)[1]
 
     def call(*pair):
@@ -685,8 +657,7 @@ def test_every_mode_of_autograd_gives_the_same(lab, kind, entry, mode):
             result = checkpoint(call, *pair, **again) if "checkpoint" in mode else call(*pair)
         if trains:
             result.backward(upstream_gradient(result))
-    errors = {"output": fault(result, output, ROUNDING)}
-    assert_right(errors | (errors_of_gradients([x.grad for x in pair], wanted) if trains else {}))
+    assert_right(case, leaves(lab, case), [result], [[x.grad for x in pair]] if trains else [])
 
 
 # What a caller is told
@@ -719,11 +690,8 @@ def test_filters_of_the_caller_decide_what_becomes_of_a_warning(lab, kind, entry
     assert isinstance(found["error"], str) if found["always"] else found["error"] == [], found
 
 
-NOMINAL = (torch.bfloat16, torch.float16, torch.float32)  # what a wrapper stands for
-
-
 @pytest.mark.control
-@pytest.mark.parametrize("dtypes", list(itertools.product(NOMINAL, repeat=2)), ids=str)
+@pytest.mark.parametrize("dtypes", list(itertools.product((BF16, FP16, torch.float32), repeat=2)), ids=str)
 def test_wrapper_of_another_dtype_is_not_taken_for_bfloat16_in_silence(lab, dtypes):
     case = Case("float8", "apply", 2, (8, 16), magnitude=(1, 1), indices="int64", frozen="both")
     plain, indices = draw(case)  # lengths that are multiples of the bucket, so that the release hands wrappers over
@@ -733,27 +701,12 @@ def test_wrapper_of_another_dtype_is_not_taken_for_bfloat16_in_silence(lab, dtyp
             result = lab.mla.SparseMLA.apply(*pair, indices.int().unsqueeze(2), SCALE)[0].dtype
         except (ImportError, MemoryError, OSError):
             raise
-        except Exception as error:  # of whatever kind: tilelang's at its pointers or dtypes, or upstream's own
-            if not any(frame.filename == lab.mla.__file__ for frame in traceback.extract_tb(error.__traceback__)):
-                raise
+        except Exception:  # of whatever kind: tilelang's at its pointers or dtypes, or upstream's own
             return
     assert told or {result} == {*dtypes}, f"the result is {result}, and nobody is told"
 
 
 # How the kernels are built and called
-
-
-@pytest.mark.control
-def test_pairs_with_other_scales_share_a_kernel_and_nothing_waits_for_them(lab):
-    first = Case("float8", "dispatch", lengths=(8, 16), magnitude=(1, 1), frozen="both", bucket=None)
-    for turn, magnitude in enumerate(((1, 1), (2.5, 0.7), (0.1, 9))):
-        case = first._replace(magnitude=magnitude)
-        pair, indices = leaves(lab, case), draw(case)[1]
-        lab.builds.clear()
-        with host_waits(TARGET.device) as waits:
-            enter(lab, case, pair, indices)
-        assert turn == 0 or not lab.builds, f"{len(lab.builds)} kernels are built anew"
-        assert not waits, f"the host waits for {waits}"
 
 
 @pytest.mark.control
@@ -792,9 +745,8 @@ def test_interface_takes_its_options_by_position(lab):
     (query, key), indices = draw(case)
     options = SCALE, DV, 64, 2, 256  # the block of keys, the stages and the threads are the defaults
     with listening(64):
-        output, sums = lab.interface.sparse_mla_fwd_interface(query, key, indices.unsqueeze(2), *options)
-    wanted, total, _ = expected(case, [query, key])
-    assert_right({"output": fault(output, wanted, ROUNDING), "sum": fault(sums, total, ROUNDING, torch.float32)})
+        results = lab.interface.sparse_mla_fwd_interface(query, key, indices.unsqueeze(2), *options)
+    assert_right(case, [query, key], results)
 
 
 UNINSTALLED = f"""
@@ -823,22 +775,19 @@ else:
 
     @pytest.mark.control
     def test_float8_call_lets_its_memory_go(lab, figure):
-        """Figures: what float8 tensors of the example's size need, in bytes over those stored."""
+        """The figure: what its backward needs, with what is kept for it, in bytes over those stored."""
         case = example("float8", "dispatch")
         pair, indices = leaves(lab, case), draw(case)[1]
-        stored = sum(x.numel() * width(x) for x in pair)
         with listening():
-            gradients_of(enter(lab, case, pair, indices)[0], pair)  # after the kernels are made
-            start, found, kept = torch.cuda.memory_allocated(), {}, []
-            found["forward_peak"] = peak_memory(lambda: kept.extend(enter(lab, case, pair, indices)))
-            found["kept"] = torch.cuda.memory_allocated() - start - kept[0].nbytes
-            given = upstream_gradient(kept[0])
-            before = torch.cuda.memory_allocated()
-            found["backward_peak"] = (
-                before - start - given.nbytes + peak_memory(lambda: torch.autograd.grad(kept, pair, given))
-            )
-            kept.clear()
-        for name, size in found.items():
-            figure(f"float8_{name}_over_storage", size / stored)
-        left = torch.cuda.memory_allocated() - start - given.nbytes
+            results = enter(lab, case, pair, indices)  # the first call makes the kernels
+            given = upstream_gradient(results[0])  # before the start: its block may be larger than it is
+            torch.autograd.grad(results, pair, given)
+            del results
+            start = torch.cuda.memory_allocated()
+            results = enter(lab, case, pair, indices)
+            kept = torch.cuda.memory_allocated() - start
+            peak = kept + peak_memory(lambda: torch.autograd.grad(results, pair, given))
+            del results
+        figure("float8_backward_peak_over_storage", peak / sum(x.numel() * width(x) for x in pair))
+        left = torch.cuda.memory_allocated() - start
         assert left <= 0, f"{left} bytes are left"

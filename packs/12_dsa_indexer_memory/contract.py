@@ -68,6 +68,7 @@ FACTORS = {
     "coefficient": [1.0, 0.3],
     "numbers": ["any", "whole"],  # whole: equal scores, and scores of 0, where relu's derivative is 0
 }
+SMALL = pairwise(FACTORS)
 USUAL = {name: values[0] for name, values in FACTORS.items()}
 USUAL |= {"size": (587, 89), "bounds": "ends", "topk": 50, "coefficient": 0.7, "weights_floats": None}
 USUAL |= {"widths": (20, 12)}  # of the indexer's heads and the attention's
@@ -422,20 +423,18 @@ def test_training_after_inference_is_right_by_any_default_dtype_and_no_call_leav
             for arguments in calls:
                 topk_of(*arguments)
                 loss_of(*arguments)
-        kept = live_bytes() - before
-        assert kept == 0, f"inference left {kept} bytes"
+        assert (kept := live_bytes() - before) == 0, f"inference left {kept} bytes"
         for case, check in itertools.product(cases, ASSERTIONS.values()):
             check(case)
     finally:
         torch.set_default_dtype(usual)
-    kept = live_bytes() - before
-    assert kept == 0, f"training left {kept} bytes"
+    assert (kept := live_bytes() - before) == 0, f"training left {kept} bytes"
 
 
 @pytest.mark.parametrize("bounds", FACTORS["bounds"])
 @pytest.mark.parametrize("result", ASSERTIONS)
 def test_values_of_small_cases_are_right(result, bounds):
-    for seed, factors in enumerate(pairwise(FACTORS)):
+    for seed, factors in enumerate(SMALL):
         if factors["bounds"] == bounds and (result, factors["ranks"]) != ("autograd", 2):
             ASSERTIONS[result](Case(seed, **factors))
 
@@ -530,7 +529,7 @@ class Meter(Watch):
     """Adds up the live bytes of tensors on device "meta"; a storage counts from its birth to its death."""
 
     def __init__(self):
-        super().__init__(lambda *call: self.count(*tree_leaves(call)))
+        super().__init__(lambda *call: self.count(*tree_leaves(call[-1])))
         self.live, self.now, self.peak = set(), 0, 0
 
     def count(self, *values):
