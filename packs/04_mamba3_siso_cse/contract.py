@@ -16,17 +16,17 @@ rounded to 2^-24. 2^-6 in bf16, where scores, states and results are rounded one
 
 import math
 import re
+import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, partialmethod
-from importlib import import_module
 from itertools import accumulate, pairwise, permutations
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kit import current_target
 from kit.compiled import import_below
@@ -38,6 +38,7 @@ TARGET = current_target()
 RUNS = TARGET.executed or TARGET.name == "cpu"
 if TARGET.name == "cpu":
     interpret()
+    sys.modules["torch._dynamo"] = SimpleNamespace(disable=lambda function, *_, **__: function)  # slow to import
 
 MODULE = "mamba_ssm.ops.triton.mamba3.mamba3_siso_bwd"
 KERNEL = "mamba3_siso_bwd_kernel_dqkv"
@@ -186,15 +187,15 @@ def compiled(target):
 
     Return, by mode, the counts or the refusal.
     """
-    compiler, errors = import_module("triton.compiler"), import_module("triton.compiler.errors")
-    ir, driver = import_module("triton._C.libtriton").ir, import_module("triton.runtime").driver
-    gpu, context = (
-        import_module("triton.backends.compiler").GPUTarget("cuda", int(target.strip("sm_a")), 32),
-        ir.context(),
-    )
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import CompilationError, make_backend
+    from triton.runtime import driver
+
+    gpu, context = GPUTarget("cuda", int(target.strip("sm_a")), 32), ir.context()
     active = mock.Mock(get_current_target=lambda: gpu, get_current_device=lambda: 0, get_current_stream=lambda _: 0)
     ir.load_dialects(context)
-    compiler.make_backend(gpu).load_dialects(context)
+    make_backend(gpu).load_dialects(context)
     module, found = import_below(MODULE), {}
     kernel = getattr(module, KERNEL).fn
     for mode, (words, shape, recompute) in COMPILED.items():
@@ -205,7 +206,7 @@ def compiled(target):
         try:
             with mock.patch.object(driver, "_active", active):
                 binary = kernel.warmup(*passed, grid=(1,), **named | PINNED | {"RECOMPUTE_MASK": recompute})
-        except (errors.CompilationError, RuntimeError) as error:
+        except (CompilationError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "PassManager::run failed" not in str(error):
                 raise
             found[mode] = {"refused": str(error)[-300:]}
@@ -224,11 +225,10 @@ def compiled(target):
 def compiling():
     """Compile beside the tests that compute; the function given waits for the counts."""
     architecture = "sm_90a" if TARGET.name == "cpu" else TARGET.name
-    variables = {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}  # code that no line number changes
+    variables = {"REPRODUCER_TARGET": architecture, "TRITON_INTERPRET": "0"}
+    variables["TRITON_DISABLE_LINE_INFO"] = "1"  # code that no line number changes
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(
-            in_processes, compiled, [(architecture,)], variables | {"REPRODUCER_TARGET": architecture}
-        )
+        answer = thread.submit(in_processes, compiled, [(architecture,)], variables)
         yield lambda: answer.result()[0]
 
 
@@ -347,6 +347,11 @@ def bwd():
         yield module
 
 
+def without_values(x):
+    """Return a tensor of the same form, which has no values that the host could wait for."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if torch.is_tensor(x) else x
+
+
 def not_to_the_host(x, to, *where, **named):
     assert "cpu" not in [each for each in (*where, *named.values()) if isinstance(each, str)], "a copy to the host"
     return to(x, *where, **named)
@@ -403,12 +408,11 @@ class TestGradients:
     @pytest.mark.parametrize("case", WAITED, ids=short)
     def test_no_line_waits_for_the_device(self, bwd, case):
         passed, named, _ = problem(case, ((18,) if "dense" in case else (18, 5), 4, 2, 16, 16, 16), "cpu")
-        with FakeTensorMode() as mode, mock.patch.object(bwd, KERNEL):  # a fake has no values, which the host waits for
-            passed = [mode.from_tensor(x) for x in passed]
-            named = {name: mode.from_tensor(x) if torch.is_tensor(x) else x for name, x in named.items()}
-            to = partialmethod(not_to_the_host, torch.Tensor.to)
-            with mock.patch.multiple(torch.Tensor, cpu=partialmethod(not_to_the_host, None, "cpu"), to=to):
-                bwd.compute_dqkv(*passed, **named)
+        passed, named = map(without_values, passed), {name: without_values(x) for name, x in named.items()}
+        to = partialmethod(not_to_the_host, torch.Tensor.to)
+        host = mock.patch.multiple(torch.Tensor, cpu=partialmethod(not_to_the_host, None, "cpu"), to=to)
+        with host, mock.patch.object(bwd, KERNEL), torch.device("meta"):
+            bwd.compute_dqkv(*passed, **named)
 
     @pytest.mark.control
     @pytest.mark.parametrize(
