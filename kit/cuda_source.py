@@ -15,12 +15,14 @@ import multiprocessing
 import os
 import re
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import kit
 from kit.compiled import load_contract
+from kit.plugin import judged
 
 T = typing.TypeVar("T")
 Untyped: typing.TypeAlias = typing.Any  # what tilelang or multiprocessing hands out
@@ -89,23 +91,38 @@ def remembered_file(identity: object, suffix: str, write: Callable[[Path], objec
     return file
 
 
-def in_processes(function: Callable[..., T], tasks: Sequence[tuple[object, ...]]) -> list[T]:
+def in_processes(
+    function: Callable[..., T], tasks: Sequence[tuple[object, ...]], environment: Mapping[str, str] | None = None
+) -> list[T]:
     """Return function(*task) for each task, each from a process of its own; `kit.processes()` of them run at once.
 
-    The function stands at the top level of a module. What it raises is raised here; a process that dies raises
-    BrokenProcessPool. Processes are spawned where CUDA has begun in this one, for CUDA survives no fork.
+    The function stands at the top level of a module. AssertionError is raised where the code under test raised, and
+    what it raises itself is raised here; a process that dies raises BrokenProcessPool. Processes are spawned where they
+    have an environment of their own, or CUDA has begun in this one, for CUDA survives no fork.
     """
     torch, module = sys.modules.get("torch"), sys.modules[function.__module__]
-    spawned = torch is not None and torch.cuda.is_initialized()
+    spawned = environment is not None or (torch is not None and torch.cuda.is_initialized())
     context = multiprocessing.get_context("spawn" if spawned else "fork")
-    load = (load_contract, (module.__name__, str(module.__file__))) if spawned else ()  # the module may lie on no path
+    load = (load_contract, (module.__name__, str(module.__file__), environment)) if spawned else ()
 
     def result(task: tuple[object, ...]) -> T:
         with concurrent.futures.ProcessPoolExecutor(1, context, *load) as pool:
-            return pool.submit(function, *task).result()
+            return pool.submit(_judged, function, task).result()
 
     with concurrent.futures.ThreadPoolExecutor(kit.processes()) as threads:
         return list(threads.map(result, tasks))
+
+
+def _judged(function: Callable[..., T], task: tuple[object, ...]) -> T:
+    """Call a function; judge what it raises where its frames are known."""
+    try:
+        return function(*task)
+    except Exception as error:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        ok, reason = judged(error, files)
+        if ok is None:
+            raise
+        raise AssertionError(reason) from None
 
 
 def index_value(text: str, **names: Number) -> Number:

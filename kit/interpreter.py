@@ -12,6 +12,7 @@ Call `interpret()` before the first import of triton, and before upstream is imp
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -25,9 +26,7 @@ _INTERPRETER_FILE = str(Path("triton", "runtime", "interpreter.py"))
 
 
 def interpret(*, on: bool | None = None) -> None:
-    """Interpret Triton kernels in this process, where the target is not executed.
-
-    `on` decides instead of the target. TRITON_INTERPRET is set to "1" or "0", and child processes inherit it.
+    """Interpret Triton kernels in this process and its children, where the target is not executed, or as `on` says.
 
     Raises RuntimeError where triton was imported before, with the other setting: its own functions are decorated then.
     """
@@ -52,14 +51,13 @@ def called_from_interpreter() -> bool:
     return frame is not None
 
 
+@functools.cache
 def _complete() -> None:
-    """Add to the interpreter what it lacks; a second call changes nothing."""
+    """Add to the interpreter what it lacks, once."""
     np, tl = importlib.import_module("numpy"), importlib.import_module("triton.language")
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     libdevice: Any = importlib.import_module("triton.language.extra.libdevice")
     convert = interpreter._implicit_cvt  # noqa: SLF001 - there is no public way
-    if getattr(convert, "takes_floats", False):
-        return
 
     def convert_floats_too(argument: Any) -> Any:  # noqa: ANN401 - any argument of a kernel
         if not isinstance(argument, float):
@@ -67,7 +65,6 @@ def _complete() -> None:
         handle = interpreter.TensorHandle(np.array([argument], dtype=np.float32), tl.float32)
         return tl.tensor(handle, tl.float32)
 
-    convert_floats_too.takes_floats = True  # type: ignore[attr-defined]
     interpreter._implicit_cvt = convert_floats_too  # noqa: SLF001
     libdevice.tanh = lambda x: 2 * tl.sigmoid(2 * x) - 1
     libdevice.rsqrt = lambda x: 1 / tl.sqrt(x)

@@ -12,16 +12,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Target:
-    """What the contract judges.
+    """What the contract judges."""
 
-    Attributes:
-        name: ``cpu``, or the architecture of a GPU, such as ``sm_90a``.
-        executed: whether a GPU of that architecture is here, so that kernels are launched on it.
-
-    """
-
-    name: str
-    executed: bool
+    name: str  # "cpu", or the architecture of a GPU, such as "sm_90a"
+    executed: bool  # whether a GPU of that architecture is here, so that kernels are launched on it
 
     @property
     def device(self) -> str:

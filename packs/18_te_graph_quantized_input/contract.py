@@ -189,7 +189,9 @@ class Graph(RecordedGraph):
 
 
 def without_gpu():
-    """Let torch.cuda record and replay on the CPU, for the rest of this process."""
+    """Let torch.cuda record and replay on the CPU, for the rest of this process, where nothing is compiled."""
+    dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")  # it takes seconds to import
+    dynamo.disable = dynamo.assume_constant_result = lambda function, *_, **__: function
     copied, made, cuda = torch.Tensor.copy_, torch.empty, torch.cuda
 
     @contextlib.contextmanager
@@ -239,15 +241,20 @@ def te():
     return types.SimpleNamespace(tensors=tensors, graph=graph, dtypes=compiled.DType)
 
 
+def needs(there, what):
+    """Leave out what a release, or PyTorch, does not have."""
+    if not there:
+        pytest.skip(f"this release, or PyTorch, has no {what}")
+
+
 def quantizer(kind):
-    """Return the quantizer of a kind; None for the plain one."""
+    """Return what makes a tensor of a kind out of a plain one."""
     tensors, dtypes = te().tensors, te().dtypes
-    if kind == "identity" and not hasattr(tensors, "IdentityQuantizer"):
-        pytest.skip("this release has no IdentityTensor")
+    needs(kind != "identity" or hasattr(tensors, "IdentityQuantizer"), "IdentityTensor")
     usage = {"rowwise": True, "columnwise": kind == "float8_columnwise"}
     form, device = dtypes.kFloat8E4M3, torch.device(DEVICE)
     makers = {
-        "plain": lambda: None,
+        "plain": lambda: lambda x: x,
         "float8_delayed": lambda: tensors.Float8Quantizer(
             torch.full((1,), 16.0, device=device), torch.zeros(1, device=device), form, **usage
         ),
@@ -265,9 +272,8 @@ class Weighted(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.full((1,), 2.0, device=DEVICE))
         self.finish = finish
 
-    def forward(self, *args, unused=None, **options):
+    def forward(self, *args, **options):
         """Return the weighted sum, or what is made of it."""
-        del unused
         total = sum(x * n for n, x in enumerate(tree_leaves((args, options)), 1) if x is not None) * self.weight
         return self.finish(total) if self.finish else total
 
@@ -283,10 +289,8 @@ def draw(seed, size, shape=SHAPE):
 
 def wrap(kind, plain, *, grad=False):
     """Return the values in a new tensor of a kind."""
-    made = quantizer(kind)
     with torch.no_grad():
-        x = made(plain.clone()) if made else plain.clone()
-    return x.requires_grad_(grad)
+        return quantizer(kind)(plain.clone()).requires_grad_(grad)
 
 
 def sample(kind, seed=0, *, grad=False):
@@ -513,7 +517,7 @@ def test_frozen_tensor_where_the_sample_was_trained_and_the_reverse(kind):
 
 @of_both
 def test_several_outputs_of_which_some_are_none_or_frozen(kind):
-    made, scales = quantizer(kind) or (lambda x: x), {"one": 1, "frozen": 3, "other": 5}
+    made, scales = quantizer(kind), {"one": 1, "frozen": 3, "other": 5}
 
     def finish(total):
         return {"one": made(total), "nothing": None, "frozen": 3 * total.detach(), "other": made(5 * total)}
@@ -545,7 +549,7 @@ def test_same_tensors_filled_anew(kind):
             for old, filled in zip(buffers(x), buffers(new), strict=True):
                 old.copy_(filled)
 
-    samples, made = (sample("plain", grad=True), sample(kind)), quantizer(kind) or (lambda x: x)
+    samples, made = (sample("plain", grad=True), sample(kind)), quantizer(kind)
 
     class ReadAgain(torch.autograd.Function):
         """Multiplies by the second argument, which backward reads again."""
@@ -653,8 +657,7 @@ def test_nothing_of_an_argument_or_a_gradient_is_kept(kind):
 
 @parametrize("kind", ("plain", "float8"), control)
 def test_reset_frees_what_the_graph_read(kind):
-    if "release_static_state" not in inspect.getsource(te().graph):
-        pytest.skip("this release's reset() frees the graphs alone")
+    needs("release_static_state" in inspect.getsource(te().graph), "reset() that frees more than the graphs")
     static = sample(kind, grad=True)
     _, call = capture(static)
     call(wrap(kind, draw(1, 3.0), grad=True)).backward(draw(2, 2.0))
@@ -662,12 +665,6 @@ def test_reset_frees_what_the_graph_read(kind):
     call.reset()
     del static
     assert kept_alive(storages) == 0, "reset() keeps tensors"
-
-
-def needs(there, what):
-    """Leave out what a release, or PyTorch, does not have."""
-    if not there:
-        pytest.skip(f"this release, or PyTorch, has no {what}")
 
 
 @parametrize("kind", ("plain", "float8"), control)

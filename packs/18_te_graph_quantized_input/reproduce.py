@@ -17,10 +17,16 @@ import sys
 from unittest.mock import MagicMock
 
 import torch
-import torch._dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TE, DEVICE = "transformer_engine.pytorch", "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def with_extension():
+    """Return Transformer Engine's function and a quantizer; raise where there is no GPU or no compiled extension."""
+    torch.cuda.init()
+    te = importlib.import_module(TE)
+    return te.make_graphed_callables, te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, torch.device("cuda"))
 
 
 class RecordedGraph(TorchDispatchMode):
@@ -38,8 +44,12 @@ class RecordedGraph(TorchDispatchMode):
             result.copy_(function(*args, **kwargs))
 
 
-def import_without_extension():
+def without_extension():
     """Import graph.py, and IdentityTensor with its base class. All else of Transformer Engine is one mock."""
+    if DEVICE == "cpu":
+        torch._C._graph_pool_handle = MagicMock()  # noqa: SLF001 - graph.py imports it
+        torch.cuda = MagicMock(CUDAGraph=RecordedGraph, graph=lambda graph, **_: graph)
+        sys.modules["torch._dynamo"] = MagicMock(disable=lambda function, *_, **__: function)  # nothing is compiled
     classes = "BasicOperation DelayedScaling LinearAttentionBase OperationFuser Sequential TransformerEngineBaseModule"
     mock = MagicMock(**dict.fromkeys(classes.split(), type("Absent", (), {})))  # for isinstance()
     names = "attention.linear_attention.base constants distributed module.base ops ops.fuser ops.op quantization utils"
@@ -49,19 +59,13 @@ def import_without_extension():
     for name in ("transformer_engine", TE, f"{TE}.tensor", f"{TE}.tensor.storage"):  # packages of the real modules
         sys.modules[name] = MagicMock(__path__=["/".join([folder, *name.split(".")[1:]])], __spec__=None)
     tensor, graph = (importlib.import_module(f"{TE}.{name}") for name in ("tensor.identity_tensor", "graph"))
-    return tensor.IdentityQuantizer(), graph.make_graphed_callables
+    return graph.make_graphed_callables, tensor.IdentityQuantizer()
 
 
 try:
-    torch.cuda.init()  # raises where there is no GPU
-    te = importlib.import_module(TE)
-    quantizer = te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, torch.device("cuda"))
-    make, quantized = te.make_graphed_callables, "Float8Tensor"
+    (make, quantizer), quantized = with_extension(), "Float8Tensor"
 except (AssertionError, ImportError, OSError, RuntimeError):
-    if DEVICE == "cpu":
-        torch._C._graph_pool_handle = MagicMock()  # noqa: SLF001 - graph.py imports it
-        torch.cuda = MagicMock(CUDAGraph=RecordedGraph, graph=lambda graph, **_: graph)
-    (quantizer, make), quantized = import_without_extension(), "IdentityTensor, the compiled extension is a mock"
+    (make, quantizer), quantized = without_extension(), "IdentityTensor, the compiled extension is a mock"
 result = {}
 for kind, quantize in (("plain tensor", torch.clone), (quantized, quantizer)):
     ones, threes = (quantize(torch.full((32, 32), value, device=DEVICE)) for value in (1.0, 3.0))

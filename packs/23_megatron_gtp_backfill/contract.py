@@ -10,12 +10,15 @@ Not judged: several ranks; the file; LayerWiseDistributedOptimizer around this o
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+torch.compile = lambda function, **_: function  # Megatron's fused functions: to import their compiler takes seconds
+
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, _backfill_gtp_sharded_param_map
-from torch.utils._pytree import tree_leaves, tree_map
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
 # Parameters, "/" between groups: fp32, frozen (z; x: without an entry), plain, GTP's gathered, fp8 (q), identical (w).
