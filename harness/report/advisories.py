@@ -13,6 +13,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from harness.pack.model import Pack
 from harness.receipt import staleness
 from harness.receipt.receipt import load_all, load_as, to_json
 from harness.report import links
-from harness.report.osv_records import PREFIX, State
 from harness.upstream.source import SourceKind
 from harness.verdict import pack_verdict
 from harness.versions import timeline
 from harness.versions.timeline import RIGHT, WRONG, Entry, History, Period
 
+#: OSV reserves ``x_`` for databases that it does not collect.
+PREFIX = "x_WRONG-NUMERICS-"
 #: The version of the OSV schema; the records use nothing newer.
 SCHEMA_VERSION = "1.7.0"
 #: Kinds of bug that raise no error and no warning.
@@ -45,6 +47,14 @@ SCOPE = (
     "listed, also one between two that are, was not found affected, and may not have been judged at all: "
     "database_specific.judged has every one that was."
 )
+
+
+class State(StrEnum):
+    """What lanes showed of a version. It is NOT_JUDGED also where a lane ran and could not judge it."""
+
+    AFFECTED = "affected"
+    UNAFFECTED = "not affected"
+    NOT_JUDGED = "not judged"
 
 
 @dataclass(frozen=True)
