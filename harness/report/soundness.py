@@ -15,7 +15,7 @@ from harness.core.errors import Finding, HarnessError, UnavailableError
 from harness.core.words import Role, SuiteVerdict, Verdict
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host
-from harness.mutate import soundness as wrong_fixes
+from harness.mutate import handwritten
 from harness.pack import script_text
 from harness.pack.model import Pack
 from harness.receipt import staleness
@@ -42,7 +42,7 @@ def findings(pack: Pack, cache: Cache, host: Host) -> list[Finding]:
         advisories.workaround(pack)
     except HarnessError as error:
         found.append(Finding(str(error)))
-    found += wrong_fixes.findings(pack, pristine)
+    found += handwritten.findings(pack, pristine)
     found += _suite_findings(pack, host)
     judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == pack.receipts}
     for name, target in pack.definition.targets.items():
@@ -115,7 +115,6 @@ def _read_receipts(pack: Pack, host: Host) -> tuple[dict[Path, Receipt], list[Fi
 
 
 def _staleness(pack: Pack, receipt: Receipt, reasons: list[str], host: Host, *, is_asked: bool) -> Finding:
-    """Say that a receipt is STALE: a warning if this host cannot make the receipt anew."""
     option, folder = ("--upstream ask", "ask/") if is_asked else (f"--target {receipt.target}", "")
     text = f"{folder}{receipt.name}: STALE: {'; '.join(reasons)}. Next: runner.py run {pack.name} {option}"
     return Finding(text, is_warning=not staleness.rerunnable(pack, receipt, host))
@@ -130,7 +129,6 @@ def _script_errors(pack: Pack) -> list[str]:
 
 
 def _patch_errors(pack: Pack) -> Iterator[str]:
-    """Judge the patches by their text."""
     if not pack.definition.has_patch:
         strays = (path for path in (*pack.folder.glob("*.patch"), *pack.folder.glob("mutants/**/*")) if path.is_file())
         names = sorted(path.relative_to(pack.folder).as_posix() for path in strays)
@@ -210,7 +208,6 @@ def _receipt_errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool)
 
 
 def _pin_errors(pack: Pack, pins: dict[str, str]) -> list[str]:
-    """Compare the pins of a script's header with pack.toml."""
     upstream = pack.definition.upstream
     expected_versions = {canonicalize_name(upstream.package): {upstream.version or "of no release: a commit is pinned"}}
     for members in pack.definition.dependencies.values():
