@@ -93,7 +93,6 @@ def serve(advisories: list[Advisory]) -> Iterator[tuple[str, set[tuple[str, Vers
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file of dependencies, without comments."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [line.partition(" #")[0].strip() for line in text.splitlines() if not line.lstrip().startswith("#")]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,6 @@ TOLD = re.compile(r"report\.in\.md: |README\.md: not what|[a-z0-9_]+: no receipt
 
 
 def _check_bundle(sent: Path, folder: Path) -> int:
-    """Print a line for each error of a bundle."""
     errors = bundle.errors(sent.read_bytes(), options.load_packs(folder, ())[0])
     for line in errors:
         terminal.echo(f"refuted: {line}")
@@ -34,13 +32,11 @@ def _check_bundle(sent: Path, folder: Path) -> int:
 
 
 def _write_advisories(folder_of_packs: Path, folder: Path) -> int:
-    """Write the OSV records in a folder anew from the packs."""
     packs, errors = options.load_packs(folder_of_packs, ())
     if errors:
         options.print_errors(errors)
         return Exit.WRONG_CALL
-    plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
-    for plan in plans:
+    for plan in advisories.plans(packs, folder):
         with room.guard(folder, "the folder of advisories", "--packs DIR"):
             if plan.text is None:
                 plan.path.unlink(missing_ok=True)
@@ -51,9 +47,8 @@ def _write_advisories(folder_of_packs: Path, folder: Path) -> int:
 
 
 def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
-    """List the OSV records that differ from their packs."""
     try:
-        plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
+        plans = advisories.plans(packs, folder)
     except HarnessError as error:
         return [Finding(str(error))]
     return [Finding(f"{plan.path.name}: {plan.why}. Next: runner.py check --write") for plan in plans]

@@ -67,7 +67,6 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
 
 
 def _history(judge: Judging, rows: tuple[Entry, ...], line: str) -> History:
-    """Return the rows and the line, with what they were judged by."""
     host, pack = judge.session.host, judge.pack
     return History(
         schema=timeline.SCHEMA,
@@ -88,7 +87,6 @@ def _history(judge: Judging, rows: tuple[Entry, ...], line: str) -> History:
 
 
 def _as_text(history: History) -> str:
-    """Write the table and the line."""
     table = Table("release", "date", "verdict", "figure", "reason", box=None)
     for row in history.rows:
         table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)

@@ -31,7 +31,7 @@ from harness.report import links
 from harness.upstream.source import SourceKind
 from harness.verdict import pack_verdict
 from harness.versions import timeline
-from harness.versions.timeline import RIGHT, WRONG, Entry, History, Period
+from harness.versions.timeline import RIGHT, WRONG, History, Period
 
 #: OSV reserves ``x_`` for databases that it does not collect.
 PREFIX = "x_WRONG-NUMERICS-"
@@ -39,8 +39,6 @@ PREFIX = "x_WRONG-NUMERICS-"
 SCHEMA_VERSION = "1.7.0"
 #: Kinds of bug that raise no error and no warning.
 SILENT = frozenset({Kind.WRONG_RESULT, Kind.SILENT_FALLBACK, Kind.PRECISION})
-#: Digits of a commit that a sentence shows.
-SHOWN = 12
 #: The last paragraph of every record.
 SCOPE = (
     "The versions listed were judged one by one, each by a test that runs on that release; a version that is not "
@@ -93,10 +91,7 @@ def decisive(lanes: Iterable[Lane]) -> Lane:
 
 
 def known_versions(pack: Pack) -> tuple[Lanes, Adjacent]:
-    """Gather what the committed receipts and histories of a pack say about releases.
-
-    HarnessError names the file that cannot be read.
-    """
+    """Gather what the committed receipts and histories of a pack say about releases."""
     lanes: Lanes = defaultdict(list)
     adjacent: Adjacent = set()
     for receipt in load_all(pack.receipts, lanes=False):
@@ -133,7 +128,7 @@ def _describe_period(pack: Pack, labels: list[str], adjacent: Adjacent, period: 
     elif definition.fixed_in:
         fixed = f"fixed in {definition.fixed_in}, as the pack states"
     elif head is not None and head.verdict == Verdict.FIXED_UPSTREAM:
-        fixed = f"fixed on the default branch by {head.fixed_by[:SHOWN]}, in no release that was judged"
+        fixed = f"fixed on the default branch by {head.fixed_by[:12]}, in no release that was judged"
     else:
         fixed = f"not fixed in {last}"
     return {"first_affected": first, "last_affected": last, "since": since, "fixed": fixed}
@@ -151,10 +146,7 @@ def _judgement(lanes: list[Lane]) -> dict[str, object]:
 
 
 def workaround(pack: Pack) -> str:
-    """Return the workaround of pack.toml, and the release on which a check has shown it; empty without a workaround.
-
-    HarnessError is raised where no receipt shows that the workaround works.
-    """
+    """Return the workaround of pack.toml, and the release on which a check has shown it; empty without a workaround."""
     remedy = pack.definition.workaround
     if remedy is None:
         return ""
@@ -191,16 +183,13 @@ def _details(pack: Pack, periods: list[dict[str, str]], remedy: str) -> str:
 
 
 def document(pack: Pack) -> dict[str, Any] | None:
-    """Return a pack's record without its times; None where the pack proves no bug of a release.
-
-    HarnessError is raised where a receipt, a history or the workaround cannot be used.
-    """
+    """Return a pack's record without its times; None where the pack proves no bug of a release."""
     definition, (lanes, adjacent) = pack.definition, known_versions(pack)
-    rows = [Entry(version, "", decisive(judged).verdict) for version, judged in lanes.items()]
-    wrong_versions = [row.label for row in rows if row.verdict == WRONG]
+    verdicts = {version: decisive(judged).verdict for version, judged in lanes.items()}
+    wrong_versions = [version for version, verdict in verdicts.items() if verdict == WRONG]
     if definition.kind == Kind.CLEANUP or not definition.advisory or not wrong_versions:
         return None
-    labels, stretches, remedy = list(lanes), timeline.periods(rows), workaround(pack)
+    labels, stretches, remedy = list(lanes), timeline.periods([*verdicts.values()]), workaround(pack)
     periods = [_describe_period(pack, labels, adjacent, stretch) for stretch in stretches]
     package = str(canonicalize_name(definition.upstream.package))
     affected: dict[str, Any] = {
@@ -250,12 +239,9 @@ class Plan:
     text: str | None
 
 
-def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
-    """List the records that are missing, differ from their packs, or have no pack.
-
-    HarnessError is raised where a pack's files cannot be used.
-    """
-    stamp = now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def plans(packs: list[Pack], folder: Path) -> list[Plan]:
+    """List the records that are missing, differ from their packs, or have no pack."""
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     changes, names = [], set()
     for pack in packs:
         record = document(pack)

@@ -72,11 +72,7 @@ def _refuse_stale(pack: Pack) -> None:
 
 
 def members(pack: Pack) -> dict[str, bytes]:
-    """Map the name of each member of a pack's bundle to its bytes.
-
-    HarnessError is raised where the pack has no receipt, a receipt is STALE or not of the pinned release, or the report
-    cannot be filled.
-    """
+    """Map the name of each member of a pack's bundle to its bytes."""
     _refuse_stale(pack)
     best = strongest(load_all(pack.receipts))
     for receipt in best.values():

@@ -60,13 +60,6 @@ class Judging:
         pairs = zip(releases, sides, strict=True)
         return [self._entry(release, side) for release, side in pairs if side is not None], account.interrupted
 
-    def judge(self, release: ReleaseFile) -> Entry:
-        """Judge one release. KeyboardInterrupt: the user interrupted."""
-        entries, is_interrupted = self.every([release])
-        if is_interrupted:
-            raise KeyboardInterrupt
-        return entries[0]
-
     def _cell(self, release: ReleaseFile) -> Cell:
         planned = Planned(self.target, self.evidence)
         if not release.file:
@@ -108,13 +101,13 @@ def _side(session: Session, end: LaneEnd) -> Side:
     record = end.record
     if record is None:
         return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
-    if record.verdict == LaneVerdict.ERROR and record.reason.startswith(results.NOT_COLLECTED):
-        return Side(LaneVerdict.UNSUPPORTED, record.reason, end.version, record)
-    has_raised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
-    if end.log is None or not has_raised or record.exit_status not in FAILED:
-        return Side(record.verdict, record.reason, end.version, record)
-    text = (session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
-    return Side(LaneVerdict.UNSUPPORTED, last_exception(text) or record.reason, end.version, record)
+    verdict, reason, has_failed = record.verdict, record.reason, record.verdict == LaneVerdict.ERROR
+    if has_failed and reason.startswith(results.NOT_COLLECTED):
+        verdict = LaneVerdict.UNSUPPORTED
+    elif has_failed and reason.startswith(NO_SENTINEL) and record.exit_status in FAILED and end.log is not None:
+        text = (session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
+        verdict, reason = LaneVerdict.UNSUPPORTED, last_exception(text) or reason
+    return Side(verdict, reason, end.version, record)
 
 
 def _by_checks(side: Side, record: LaneRecord, globs: tuple[str, ...]) -> tuple[LaneVerdict, str]:
@@ -180,14 +173,16 @@ def search(judge: Callable[[int], Entry], end: int, anchor: int) -> None:
 def bisect(judging: Judging, releases: list[ReleaseFile]) -> tuple[list[Entry], bool]:
     """Judge what decides where the bug of the pinned release, or else of the newest, begins and ends.
 
-    Return the entries in the order of the releases, and whether the user interrupted. HarnessError is raised where that
-    release does not have the bug.
+    Return the entries in the order of the releases, and whether the user interrupted.
     """
     entries: dict[int, Entry] = {}
 
     def judge(index: int) -> Entry:
         if index not in entries:
-            entries[index] = judging.judge(releases[index])
+            judged, is_interrupted = judging.every([releases[index]])
+            if is_interrupted:
+                raise KeyboardInterrupt
+            entries[index] = judged[0]
         return entries[index]
 
     last = len(releases) - 1

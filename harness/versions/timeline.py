@@ -59,16 +59,16 @@ class Period:
     after: int | None  # the first right row after it, or None
 
 
-def periods(rows: Sequence[Entry]) -> list[Period]:
+def periods(verdicts: Sequence[LaneVerdict]) -> list[Period]:
     """List the stretches with the bug. A row that could not be judged neither begins nor ends a stretch."""
     stretches: list[Period] = []
     last_right: int | None = None
     first_wrong: int | None = None
     last_wrong = 0
-    for index, row in enumerate(rows):
-        if row.verdict == WRONG:
+    for index, verdict in enumerate(verdicts):
+        if verdict == WRONG:
             first_wrong, last_wrong = (index if first_wrong is None else first_wrong), index
-        elif row.verdict == RIGHT:
+        elif verdict == RIGHT:
             if first_wrong is not None:
                 stretches.append(Period(first_wrong, last_wrong, last_right, index))
             last_right, first_wrong = index, None
@@ -89,7 +89,7 @@ def line(rows: Sequence[Entry]) -> str:
     judged = [row for row in rows if row.is_judged]
     if not judged:
         return f"nothing can be said: none of the {len(rows)} could be judged"
-    stretches = periods(rows)
+    stretches = periods([row.verdict for row in rows])
     if not stretches:
         unjudged = len(rows) - len(judged)
         return f"no bug in the {len(judged)} that were judged" + (f"; {unjudged} were not" if unjudged else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import shutil
@@ -22,7 +21,6 @@ from testing.workbench import REPOSITORY, Workbench
 
 SCHEMA = REPOSITORY / "tests/report/record.schema.json"
 RECORDS = sorted(audit.FOLDER.glob("*.json"))
-NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 VERDICTS = {"B": "BUG_REPRODUCED", "r": "FIX_VALIDATED", "?": "UNSUPPORTED", "E": "ERROR", "C": "CONTROL_FAILED"}
 
 
