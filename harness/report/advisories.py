@@ -114,17 +114,15 @@ def known_versions(pack: Pack) -> tuple[Lanes, Adjacent]:
         raise HarnessError(f"{pack.name}/data: {error}. Next: runner.py versions --record") from None
 
 
-def _describe_period(pack: Pack, labels: list[str], adjacent: Adjacent, period: Period) -> dict[str, str]:
+def _describe_period(pack: Pack, adjacent: Adjacent, period: Period) -> dict[str, str]:
     """Say where a stretch of wrong versions begins and ends, as exactly as the verdicts allow."""
-    first, last, definition = labels[period.first], labels[period.last], pack.definition
+    first, last, definition = period.first, period.last, pack.definition
     since, head = f"since {first}", definition.head
-    if period.before is None:
-        since += " or earlier"
-    elif (labels[period.before], first) not in adjacent:
-        since += f" or earlier, after {labels[period.before]}"
-    if period.after is not None:
-        fixed = f"fixed in {labels[period.after]}"
-        fixed += "" if (last, labels[period.after]) in adjacent else f" or earlier, after {last}"
+    if (period.before, first) not in adjacent:
+        since += f" or earlier{f', after {period.before}' if period.before else ''}"
+    if period.after:
+        fixed = f"fixed in {period.after}"
+        fixed += "" if (last, period.after) in adjacent else f" or earlier, after {last}"
     elif definition.fixed_in:
         fixed = f"fixed in {definition.fixed_in}, as the pack states"
     elif head is not None and head.verdict == Verdict.FIXED_UPSTREAM:
@@ -189,18 +187,17 @@ def document(pack: Pack) -> dict[str, Any] | None:
     wrong_versions = [version for version, verdict in verdicts.items() if verdict == WRONG]
     if definition.kind == Kind.CLEANUP or not definition.advisory or not wrong_versions:
         return None
-    labels, stretches, remedy = list(lanes), timeline.periods([*verdicts.values()]), workaround(pack)
-    periods = [_describe_period(pack, labels, adjacent, stretch) for stretch in stretches]
+    stretches, remedy = timeline.periods(verdicts), workaround(pack)
+    periods = [_describe_period(pack, adjacent, stretch) for stretch in stretches]
     package = str(canonicalize_name(definition.upstream.package))
     affected: dict[str, Any] = {
         "package": {"ecosystem": "PyPI", "name": package, "purl": f"pkg:pypi/{package}"},
         "versions": wrong_versions,
     }
-    ends = [(labels[stretch.last], labels[stretch.after]) for stretch in stretches if stretch.after is not None]
     ranges = [
-        {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]}
-        for last, fixed in ends
-        if (last, fixed) in adjacent
+        {"type": "ECOSYSTEM", "events": [{"introduced": stretch.last}, {"fixed": stretch.after}]}
+        for stretch in stretches
+        if (stretch.last, stretch.after) in adjacent
     ]
     report = f"packs/{pack.name}/README.md"
     return {
