@@ -95,21 +95,17 @@ def findings(pack: Pack, pristine: Tree | None) -> Iterator[Finding]:
 
 def _file_errors(pack: Pack, pristine: Tree | None, listed: list[Listed]) -> Iterator[str]:
     mutants = [mutant for origin in FOLDERS for mutant in strength.handwritten(pack, origin)]
-    fix, misfit = None, ""
+    fix = None
     if pristine is not None and pack.patch.exists():
-        try:
+        with contextlib.suppress(ValueError):  # `check` says so of fix.patch itself
             fix = generated.fix_of(pack, pristine)
-        except ValueError as error:  # `check` says so of fix.patch itself
-            misfit = str(error)
     for mutant in mutants:
         place = mutant.path.relative_to(pack.folder).as_posix()
         yield from (f"{place}: {text}" for text in _mutant_errors(pack, mutant, pristine, fix))
     for (folder, name), count in Counter((FOLDERS[mutant.origin], mutant.name) for mutant in mutants).items():
         if count > 1:
             yield f"{folder}/{name}.patch: another of this name is in {folder}/{WHOLE}"
-    if listed and misfit:
-        yield f"mutants/equivalent.toml was not read: {misfit}"
-    elif listed and fix:
+    if listed and fix:
         loads = [target.loads for target in pack.definition.targets.values()]
         candidates = {candidate.name for paths in loads for candidate in generated.candidates(fix, paths)}
         names = candidates | {mutant.name for mutant in mutants}
