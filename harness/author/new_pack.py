@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from harness.author.release import Release
@@ -21,11 +22,6 @@ from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
 
 SLUG = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
-#: The keys of [upstream], in their order.
-UPSTREAM = (
-    "package", "version", "file", "sha256", "repository", "commit", "source_root", "license",
-    "modules",
-)  # fmt: skip
 #: Seconds of a lane.
 TIMEOUT = 600
 REPORT = """# {title}
@@ -78,7 +74,7 @@ def definition(release: Release, title: str, fails: str, targets: dict[str, Evid
         "leading_figure": "",
     }
     tables: dict[str, dict[str, object]] = {
-        "upstream": {key: getattr(upstream, key) for key in UPSTREAM},
+        "upstream": asdict(upstream),
         "action": {"kind": "file", "text": f"Open an issue at {upstream.repository}."},
         "requires": {"python": release.requires_python, "torch": f">={torch}" if release.needs_torch else ""},
     }

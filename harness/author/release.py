@@ -57,8 +57,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
 ) -> Release:
     """Resolve the first package as the release under test, and the others for its script.
 
-    `deps` says whether the requirements of the release are resolved, too. HarnessError is raised where there is no such
-    release, or the script imports no module of it.
+    `deps` says whether the requirements of the release are resolved, too.
     """
     if cache.offline:
         raise HarnessError("new asks the package index. Next: without --offline")

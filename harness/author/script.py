@@ -60,10 +60,8 @@ class Script:
             text = "".join([*lines[: self.body], HOOK.format(fails=fails), *end])
         if HEADER.search(text):
             return text
-        head = [f'# requires-python = "{requires_python}"', f"# dependencies = {json.dumps(packages)}"]
-        preamble = PREAMBLE.match(text)
-        start = preamble.end() if preamble else 0
-        return "\n".join([text[:start] + "# /// script", *head, "# ///", text[start:]])
+        stated = f'# requires-python = "{requires_python}"\n# dependencies = {json.dumps(packages)}'
+        return PREAMBLE.sub(lambda preamble: f"{preamble[0]}# /// script\n{stated}\n# ///\n", text, count=1)
 
 
 def read(path: Path) -> Script:

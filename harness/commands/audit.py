@@ -1,24 +1,32 @@
-"""``runner.py audit``: pip-audit over the records of this repository."""
+"""``runner.py audit``: pip-audit over the OSV records of this repository, from a local service."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import click
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
-from harness.core import terminal
+from harness.core import files, strict_json, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
-from harness.report import osv_records
-from harness.report.osv_records import Advisory, State
+from harness.report.advisories import PREFIX, State
 
+#: The records of the repository. A wheel installs them beside the package `harness`.
+FOLDER = files.REPOSITORY / "advisories"
 #: Files that pip-audit does not read, each with the command that exports its packages.
 EXPORTS = {
     "uv*.lock": "uv export --frozen --all-extras --all-groups --no-hashes --no-emit-project -o requirements.txt",
@@ -29,8 +37,62 @@ EXPORTS = {
 }
 
 
+@dataclass(frozen=True)
+class Advisory:
+    """One bug of a package."""
+
+    package: str  # its normalized name
+    judged: dict[Version, tuple[State, list[str]]]  # the state of each version, and the evidence for it
+    document: dict[str, Any]  # the OSV record
+
+    def of(self, version: Version) -> tuple[State, list[str]]:
+        """Return the state of exactly this version, and the evidence. A local build counts as its release."""
+        return self.judged.get(Version(version.public), (State.NOT_JUDGED, []))
+
+
+def load(path: Path) -> Advisory:
+    """Load one record. HarnessError is raised where the file is no such record, or contradicts itself."""
+    try:
+        document: Any = strict_json.loads(path.read_bytes())
+        judged = document["database_specific"]["judged"].items()
+        by_version = {Version(label): (State(entry["state"]), entry["evidence"]) for label, entry in judged}
+        affected = document["affected"][0]
+        advisory = Advisory(affected["package"]["name"], by_version, document)
+        listed = {Version(label) for label in affected["versions"]}
+    except (OSError, strict_json.StrictJsonError, InvalidVersion, LookupError, TypeError, ValueError) as error:
+        raise HarnessError(f"{path.name}: {error!r:.300}. Next: runner.py check --write") from None
+    if listed != {version for version, (state, _) in by_version.items() if state == State.AFFECTED}:
+        reason = "affected.versions are not the versions that database_specific.judged calls affected"
+        raise HarnessError(f"{path.name}: {reason}. Next: runner.py check --write")
+    return advisory
+
+
+@contextmanager
+def serve(advisories: list[Advisory]) -> Iterator[tuple[str, set[tuple[str, Version]]]]:
+    """Answer https://google.github.io/osv.dev/post-v1-query on 127.0.0.1; yield the URL, and all queried versions."""
+    queried: set[tuple[str, Version]] = set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            name, version = query["package"]["name"], Version(query["version"])
+            queried.add((name, version))
+            bugs = [advisory for advisory in advisories if advisory.package == name]
+            records = [bug.document for bug in bugs if bug.of(version)[0] == State.AFFECTED]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"vulns": records}).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing: pip-audit prints the answers."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/query", queried
+        server.shutdown()
+
+
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file of dependencies, without comments."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [line.partition(" #")[0].strip() for line in text.splitlines() if not line.lstrip().startswith("#")]
 
@@ -87,7 +149,7 @@ def _report(package: str, version: Version, advisories: list[Advisory]) -> State
     metavar="BIN",
     help="Judge what it imports.",
 )
-@click.option("--advisories", "folder", type=click.Path(path_type=Path), default=osv_records.FOLDER, hidden=True)
+@click.option("--advisories", "folder", type=click.Path(path_type=Path), default=FOLDER, hidden=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(python: Path | None, folder: Path, arguments: tuple[str, ...]) -> int:
     """Say which of your packages have a proved bug.
@@ -106,14 +168,14 @@ def command(python: Path | None, folder: Path, arguments: tuple[str, ...]) -> in
     wrong, or pip-audit reads no package. 0: none of these.
     """
     inputs = _inputs(arguments)
-    advisories = [osv_records.load(path) for path in sorted(folder.glob(f"{osv_records.PREFIX}*.json"))]
+    advisories = [load(path) for path in sorted(folder.glob(f"{PREFIX}*.json"))]
     if not advisories:
         raise HarnessError(f"no advisories in {folder}. Next: --advisories DIR")
     if not arguments and python is None:
         python = Path(os.environ.get("VIRTUAL_ENV", sys.prefix), "bin/python")
         terminal.echo(f"environment: {python}", err=True)
     no_proxy = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"
-    with osv_records.serve(advisories) as (url, queries):
+    with serve(advisories) as (url, queries):
         options = [*arguments, *(_search_path(python) if python else []), "--progress-spinner=off"]
         call = [sys.executable, "-m", "pip_audit", *options, "--vulnerability-service=osv", f"--osv-url={url}"]
         pip_audit = subprocess.run(call, env=os.environ | {"no_proxy": no_proxy}, check=False)

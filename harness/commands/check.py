@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from harness.author import missing
 from harness.commands import options
 from harness.commands.options import Shared
 from harness.core import files, room, terminal
@@ -15,26 +15,28 @@ from harness.core.errors import Finding, HarnessError
 from harness.core.words import Exit
 from harness.host import host
 from harness.pack.model import Pack
-from harness.report import advisories, bundle_check, soundness
+from harness.receipt import receipt
+from harness.report import advisories, bundle, soundness
+
+TODO = re.compile(r"\bTODO\b[:. ]*(?P<text>[^\n\"]*)")
+#: Findings on a new pack that `_steps` says already.
+TOLD = re.compile(r"report\.in\.md: |README\.md: not what|[a-z0-9_]+: no receipt\.")
 
 
-def _check_bundle(bundle: Path, folder: Path) -> int:
-    """Print a line for each error of a bundle."""
-    errors = bundle_check.errors(bundle.read_bytes(), options.load_packs(folder, ())[0])
+def _check_bundle(sent: Path, folder: Path) -> int:
+    errors = bundle.errors(sent.read_bytes(), options.load_packs(folder, ())[0])
     for line in errors:
         terminal.echo(f"refuted: {line}")
-    terminal.echo(f"{bundle.name}: {f'{len(errors)} error(s)' if errors else 'it holds'}")
+    terminal.echo(f"{sent.name}: {f'{len(errors)} error(s)' if errors else 'it holds'}")
     return Exit.DEVIATES if errors else Exit.AS_EXPECTED
 
 
 def _write_advisories(folder_of_packs: Path, folder: Path) -> int:
-    """Write the OSV records in a folder anew from the packs."""
     packs, errors = options.load_packs(folder_of_packs, ())
     if errors:
         options.print_errors(errors)
         return Exit.WRONG_CALL
-    plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
-    for plan in plans:
+    for plan in advisories.plans(packs, folder):
         with room.guard(folder, "the folder of advisories", "--packs DIR"):
             if plan.text is None:
                 plan.path.unlink(missing_ok=True)
@@ -45,9 +47,8 @@ def _write_advisories(folder_of_packs: Path, folder: Path) -> int:
 
 
 def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
-    """List the OSV records that differ from their packs."""
     try:
-        plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
+        plans = advisories.plans(packs, folder)
     except HarnessError as error:
         return [Finding(str(error))]
     return [Finding(f"{plan.path.name}: {plan.why}. Next: runner.py check --write") for plan in plans]
@@ -59,6 +60,37 @@ def _print(found: dict[str, list[Finding]]) -> set[str]:
         for finding in findings:
             terminal.echo(f"{'warning' if finding.is_warning else 'unsound'}: {name}: {finding.text}")
     return {name for name, findings in found.items() if not all(finding.is_warning for finding in findings)}
+
+
+def _is_new(pack: Pack) -> bool:
+    """Whether a pack has no receipt. `_steps` then names what its report and receipts lack."""
+    return not any(receipt.paths(pack.receipts))
+
+
+def _is_half_written(pack: Pack) -> bool:
+    """Whether a pack has a TODO, or neither a receipt nor a README.md."""
+    return any(_todos(pack)) or (not pack.report.exists() and _is_new(pack))
+
+
+def _steps(pack: Pack) -> list[str]:
+    """List what is missing, a line each, the next step first."""
+    lines = [f"to file an issue: {todo}" for todo in _todos(pack)]
+    if _is_new(pack):
+        lines.insert(0, f"to file an issue: runner.py run {pack.name}, then runner.py report {pack.name} --from last")
+        lines.append(f"to be admitted here: runner.py run {pack.name} --record, then report {pack.name} --write")
+    if not pack.contract.exists():
+        lines.append("to be admitted here: contract.py: a control that is right with the bug and without it")
+    if pack.definition.has_patch and not pack.patch.exists():
+        lines.append("to be admitted here: fix.patch, made with git diff --full-index")
+    return lines
+
+
+def _todos(pack: Pack) -> Iterator[str]:
+    for name in ("pack.toml", "report.in.md", "fix.patch"):
+        path = pack.folder / name
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace").partition("diff --git ")[0]
+            yield from (f"{name}: {match['text'] or 'TODO stands there'}" for match in TODO.finditer(text))
 
 
 @click.command("check")
@@ -98,12 +130,12 @@ def command(shared: Shared, names: tuple[str, ...], sent: Path | None, write: bo
     if records.is_dir() and not names and not errors:
         found[records.name] = _stale_advisories(packs, records)
     options.print_errors(errors)
-    half_written = [pack for pack in packs if missing.is_half_written(pack)]
+    half_written = [pack for pack in packs if _is_half_written(pack)]
     for pack in half_written:
-        for step in missing.steps(pack):
+        for step in _steps(pack):
             terminal.echo(f"{pack.name}: {step}")
-        if missing.is_new(pack):
-            found[pack.name] = [finding for finding in found[pack.name] if not missing.TOLD.match(finding.text)]
+        if _is_new(pack):
+            found[pack.name] = [finding for finding in found[pack.name] if not TOLD.match(finding.text)]
     unsound = _print(found) | {pack.name for pack in half_written}
     terminal.echo(f"{len(packs)} pack(s) read, {len(packs) - len(unsound - {records.name})} sound")
     if errors:

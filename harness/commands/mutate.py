@@ -18,8 +18,9 @@ from harness.core.cache import Cache, mark_used
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host.host import Host
-from harness.mutate import campaign, output, rebase
+from harness.mutate import campaign, handwritten, output
 from harness.mutate.campaign import Campaign, Order, Result
+from harness.mutate.handwritten import KEPT, REBASED
 from harness.pack.model import Pack
 from harness.receipt import receipt, writer
 from harness.receipt.strength import Fate
@@ -126,7 +127,6 @@ def _open_folder(cache: Cache, key: str) -> Iterator[Path]:
 
 
 def _record(results: list[Result], cache: Cache, host: Host) -> None:
-    """Write the mutation scores into the packs' receipts."""
     for result in results:
         if result.strength is not None:
             pack, name = result.cell.pack, result.strength.name
@@ -136,7 +136,6 @@ def _record(results: list[Result], cache: Cache, host: Host) -> None:
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_recorded: bool, is_json: bool) -> None:
-    """Raise HarnessError if options contradict each other."""
     if order.unseen and order.generated is not None:
         raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated")
     if is_recorded and order.generated is not None:
@@ -147,7 +146,7 @@ def _refuse(order: Order, *, is_rebase: bool, is_recorded: bool, is_json: bool) 
 
 def _rebased(packs: list[Pack], cache: Cache) -> Exit:
     """Merge the packs' own mutants with fix.patch, and print what became of them."""
-    conflict_count = 0
+    has_conflict = False
     for pack in packs:
         if not pack.patch.exists():
             terminal.echo(f"{pack.name}: no fix.patch")
@@ -155,17 +154,16 @@ def _rebased(packs: list[Pack], cache: Cache) -> Exit:
         with cache.guard():
             pristine = tree.materialize(cache, pack.definition.upstream, parse_source(None, pack.definition))
         try:
-            results = dict(rebase.rebase(pack, pristine))
+            results = dict(handwritten.rebase(pack, pristine))
         except ValueError as error:
             raise HarnessError(f"{pack.name}/fix.patch does not fit the pinned release: {error}") from None
-        conflicts = {name: result for name, result in results.items() if result not in {rebase.KEPT, rebase.REBASED}}
+        conflicts = {name: result for name, result in results.items() if result not in {KEPT, REBASED}}
         for name, result in conflicts.items():
             terminal.echo(f"{pack.name}/{name}: left: {result}")
         counts = Counter(results.values())
-        kept, rebased = counts[rebase.KEPT], counts[rebase.REBASED]
-        terminal.echo(f"{pack.name}: {kept} kept, {rebased} rebased, {len(conflicts)} left")
-        conflict_count += len(conflicts)
-    return Exit.DEVIATES if conflict_count else Exit.AS_EXPECTED
+        terminal.echo(f"{pack.name}: {counts[KEPT]} kept, {counts[REBASED]} rebased, {len(conflicts)} left")
+        has_conflict |= bool(conflicts)
+    return Exit.DEVIATES if has_conflict else Exit.AS_EXPECTED
 
 
 def _is_waiting(results: list[Result]) -> bool:

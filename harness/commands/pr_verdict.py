@@ -114,10 +114,9 @@ def _judgeable(
 def _compare(
     session: Session, subjects: list[tuple[Pack, str, Evidence]], trees: Mapping[str, str], timeout: float | None
 ) -> tuple[list[Compared], bool]:
-    """Judge the base and the head of a change, each named as ``--upstream`` names a tree, by each pack on its target.
+    """Judge the base and the head of a change by each pack on its target; return whether the user interrupted, too.
 
-    `timeout` is that of a lane, in seconds. Return the results, and whether the user interrupted. HarnessError is
-    raised where a tree cannot be that of a pack's upstream, or is not there.
+    `timeout` is that of a lane, in seconds.
     """
     cells = []
     for pack, target, evidence in subjects:

@@ -78,7 +78,6 @@ def command(
 
 
 def _tell_of_missing(pack: Pack, text: str) -> None:
-    """Print what a text lacks before it can be filed."""
     if parts.NOT_YET in text:
         terminal.echo(
             f"a draft: no receipt holds the script's output. Next: runner.py run {pack.name} --record", err=True

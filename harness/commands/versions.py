@@ -15,8 +15,8 @@ from harness.host import eligibility
 from harness.pack import judges
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import copied_inputs
-from harness.versions import bisection, timeline
-from harness.versions.judging import Judging, releases
+from harness.versions import judging, timeline
+from harness.versions.judging import Judging
 from harness.versions.timeline import Entry, History
 
 
@@ -46,12 +46,12 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
     with running.session(shared) as session:
         target, evidence = eligibility.first_target(pack, target, session.host)
         with copied_inputs(session.cache, [pack]) as (pack,):
-            judging = Judging(session, pack, target, evidence, shared.timeout)
-            listed = releases(session.cache, pack, within)
-            entries, interrupted = bisection.bisect(judging, listed) if bisect else judging.every(listed)
+            judge = Judging(session, pack, target, evidence, shared.timeout)
+            releases = judging.releases(session.cache, pack, within)
+            entries, interrupted = judging.bisect(judge, releases) if bisect else judge.every(releases)
             scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
             rows = tuple(replace(entry, reason=scrub.shown(entry.reason)) for entry in entries)
-            history = _history(judging, rows, "interrupted" if interrupted else timeline.line(rows))
+            history = _history(judge, rows, "interrupted" if interrupted else timeline.line(rows))
             terminal.echo(receipt.to_json(asdict(history)) if as_json else _as_text(history), nl=False)
             if interrupted:
                 raise KeyboardInterrupt
@@ -66,14 +66,13 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
     return Exit.DEVIATES if any(row.verdict in failed for row in rows) else Exit.AS_EXPECTED
 
 
-def _history(judging: Judging, rows: tuple[Entry, ...], line: str) -> History:
-    """Return the rows and the line, with what they were judged by."""
-    host, pack = judging.session.host, judging.pack
+def _history(judge: Judging, rows: tuple[Entry, ...], line: str) -> History:
+    host, pack = judge.session.host, judge.pack
     return History(
         schema=timeline.SCHEMA,
         pack=pack.name,
-        target=judging.target,
-        evidence=judging.evidence,
+        target=judge.target,
+        evidence=judge.evidence,
         over="release",
         line=line,
         probe=judges.sha256(pack),
@@ -88,7 +87,6 @@ def _history(judging: Judging, rows: tuple[Entry, ...], line: str) -> History:
 
 
 def _as_text(history: History) -> str:
-    """Write the table and the line."""
     table = Table("release", "date", "verdict", "figure", "reason", box=None)
     for row in history.rows:
         table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)

@@ -13,17 +13,20 @@ from pathlib import Path
 
 from harness.core import files
 from harness.core.errors import HarnessError
-from harness.core.words import UNJUDGED, LaneName, Verdict
+from harness.core.words import UNJUDGED, LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
-from harness.mutate import changes, fates, generated
+from harness.lane.record import LaneEnd, LaneRecord
+from harness.lane.script import STATUS
+from harness.mutate import changes, generated, handwritten
+from harness.mutate.handwritten import Listed
 from harness.pack.model import Pack
-from harness.receipt import receipt, strength, wrong_fixes
+from harness.receipt import receipt, strength
 from harness.receipt.receipt import FIRST_SIGHT
-from harness.receipt.strength import Fate, MutantRecord, Strength
-from harness.receipt.wrong_fixes import Origin
+from harness.receipt.strength import OPEN, Fate, MutantRecord, Origin, Strength
 from harness.schedule import lanes
 from harness.schedule.session import Session
 from harness.upstream import tree
+from harness.verdict import pack_verdict
 from harness.verdict.outcome import Outcome
 from harness.verdict.pack_verdict import Judgement
 
@@ -64,7 +67,7 @@ class Result:
     def open(self) -> list[MutantRecord]:
         """The mutants that survived or are unjudged, and are not listed as equivalent."""
         records = self.strength.mutants if self.strength else ()
-        return [record for record in records if record.fate in fates.OPEN]
+        return [record for record in records if record.fate in OPEN]
 
 
 def _timeout(reference: Outcome, times: int) -> float:
@@ -76,8 +79,6 @@ def _timeout(reference: Outcome, times: int) -> float:
 
 @dataclass
 class _Trial:
-    """One mutant, while it is judged."""
-
     reference: Outcome  # of the pack with its own fix
     cell: Cell
     record: MutantRecord  # so far
@@ -96,7 +97,7 @@ class Campaign:
     def run(self, cells: list[Cell]) -> list[Result]:
         """Judge the mutants of cells. KeyboardInterrupt: the user interrupted."""
         for pack in {cell.pack.name: cell.pack for cell in cells}.values():
-            fates.exemptions(pack)  # raises its errors before a lane runs
+            handwritten.exemptions(pack)  # raises its errors before a lane runs
         results = {cell.name: Result(cell, None, reason) for cell in cells if (reason := _unmeasured(cell))}
         references = self._lanes([cell for cell in cells if cell.name not in results])
         results |= {name: _refused(reference) for name, reference in references.items()}
@@ -114,7 +115,6 @@ class Campaign:
         return [results[cell.name] for cell in cells]
 
     def _lanes(self, cells: list[Cell]) -> dict[str, Outcome]:
-        """Run the lanes of cells; return their outcomes by their names."""
         if not cells:
             return {}
         account = lanes.run(self.session, cells, receipts=False)
@@ -129,8 +129,9 @@ class Campaign:
         pristine = tree.materialize(self.session.cache, pack.definition.upstream, reference.cell.source)
         fix = generated.fix_of(pack, pristine)
         candidates, seed = generated.candidates(fix, reference.cell.stated.loads), pack.definition.strength.seed
-        handwritten = wrong_fixes.handwritten(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
-        for mutant in [*handwritten, *generated.sample(fix, candidates, self.order.number_of(pack), seed)]:
+        origin = Origin.UNSEEN if self.order.unseen else Origin.OWN
+        made = generated.sample(fix, candidates, self.order.number_of(pack), seed)
+        for mutant in [*strength.handwritten(pack, origin), *made]:
             folder, path, text = self.folder / pack.name, mutant.path, mutant.release_patch
             fate, reason = Fate.EQUIVALENT if mutant.equivalence else Fate.UNJUDGED, mutant.equivalence
             if mutant.origin == Origin.GENERATED:  # in the form that mutants/ takes
@@ -166,17 +167,17 @@ class Campaign:
             outcome, record = outcomes[trial.cell.name], trial.record
             trial.record, trial.is_waiting = replace(record, reason=outcome.judgement.reason), False
             for end in outcome.last:
-                record = fates.fate_of_lane(replace(record, reason=""), trial.reference.pristine, end)
+                record = fate_of_lane(replace(record, reason=""), trial.reference.pristine, end)
                 if trial.cell.alone and record.fate == Fate.UNJUDGED:
                     record = replace(record, reason=f"{record.reason} (run twice, the second time alone)")
                 if end.log is not None:
                     trial.files = (trial.files[0], self.session.folder / end.log.file)
-                trial.record, trial.is_waiting = record, fates.is_inconclusive(end.record)
+                trial.record, trial.is_waiting = record, is_inconclusive(end.record)
 
     def _result(self, reference: Outcome, trials: list[_Trial]) -> Result:
         cell, host, pack = reference.cell, self.session.host, reference.cell.pack
-        exemptions = {entry.name: entry for entry in fates.exemptions(pack) if entry.covers(cell.target)}
-        records = tuple(fates.apply_exemption(trial.record, exemptions.get(trial.record.name)) for trial in trials)
+        exemptions = {entry.name: entry for entry in handwritten.exemptions(pack) if entry.covers(cell.target)}
+        records = tuple(apply_exemption(trial.record, exemptions.get(trial.record.name)) for trial in trials)
         own, made = strength.counts(records)
         measurement = Strength(
             schema=strength.SCHEMA,
@@ -202,6 +203,49 @@ class Campaign:
         return Result(cell, measurement, "", Verdict.CONFIRMED, {trial.record.name: trial.files for trial in trials})
 
 
+def is_inconclusive(record: LaneRecord | None) -> bool:
+    """Whether a lane has to run again, alone: the host may be to blame for a crash, a time-out or a lack of memory.
+
+    A lane that ended with the status of a verdict would end so again. UNSUPPORTED shares its status with a traceback.
+    """
+    conclusive = {STATUS[LaneVerdict.BUG_REPRODUCED], STATUS[LaneVerdict.FIX_VALIDATED]}
+    return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in conclusive
+
+
+def fate_of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd) -> MutantRecord:
+    """Judge a mutant by its lane: a failed check kills it, and so does UNSUPPORTED, since the pristine tree was judged.
+
+    A maintainer runs script and contract alone. A mutant that only the comparison of the two lanes refuses has
+    therefore survived, and `refused` says so.
+    """
+    record = end.record
+    if record is None:
+        return replace(mutant, fate=Fate.UNJUDGED, reason=f"its patch does not apply: {end.stale}")
+    mutant = replace(mutant, seconds=round(record.seconds, 3))
+    failed = tuple(check.name for check in record.checks if check.ok is False)
+    if not failed and record.script.startswith(LaneVerdict.BUG_REPRODUCED):
+        return replace(mutant, fate=Fate.KILLED, by=("reproduce.py",))
+    if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED, LaneVerdict.FIX_INCOMPLETE):
+        return replace(mutant, fate=Fate.KILLED, by=failed)
+    if record.verdict == LaneVerdict.UNSUPPORTED:
+        reason = f"UNSUPPORTED, which the pristine tree is not: {record.reason}"
+        return replace(mutant, fate=Fate.KILLED, reason=reason)
+    if record.verdict == LaneVerdict.ERROR:
+        return replace(mutant, fate=Fate.UNJUDGED, reason=record.reason)
+    judgement = pack_verdict.judge_lanes(pristine, record)
+    refused = "" if judgement.verdict == Verdict.CONFIRMED else f"{judgement.verdict}: {judgement.reason}"
+    return replace(mutant, fate=Fate.SURVIVED, refused=refused)
+
+
+def apply_exemption(record: MutantRecord, exemption: Listed | None) -> MutantRecord:
+    """Note that mutants/equivalent.toml lists a mutant, and take its fate and reason unless the mutant was killed."""
+    if exemption is None:
+        return record
+    if record.fate in OPEN:
+        record = replace(record, fate=exemption.fate, reason=exemption.reason)
+    return replace(record, listed=True)
+
+
 def _refused(reference: Outcome) -> Result:
     """Say why the lanes of a pack with its own fix tell nothing of wrong fixes, if so."""
     verdict, reason = reference.judgement.verdict, reference.judgement.reason
@@ -223,12 +267,12 @@ def _unmeasured(cell: Cell) -> str:
 def refuse_second_sight(cells: Iterable[Cell]) -> None:
     """Raise HarnessError where a pack has no unseen wrong fix to record, or its checks have met one already."""
     for cell in cells:
-        pack, folder = cell.pack, wrong_fixes.FOLDERS[Origin.UNSEEN]
-        unseen = wrong_fixes.identities(pack, Origin.UNSEEN)
+        pack, folder = cell.pack, strength.FOLDERS[Origin.UNSEEN]
+        unseen = strength.identities(pack, Origin.UNSEEN)
         if not unseen:
             step = "Next: let somebody who has not read the contract write some"
             raise HarnessError(f"{pack.name}: no {folder}/*.patch. {step}")
-        own = {sha256: f"mutants/{name}.patch" for name, sha256 in wrong_fixes.identities(pack).items()}
+        own = {sha256: f"mutants/{name}.patch" for name, sha256 in strength.identities(pack).items()}
         places = {name: own[sha256] for name, sha256 in unseen.items() if sha256 in own}
         if recorded := strength.find(pack, cell.target, str(cell.evidence or ""), FIRST_SIGHT):
             pairs = strength.match_names(pack, recorded, Origin.UNSEEN)

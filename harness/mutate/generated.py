@@ -16,7 +16,7 @@ from harness.mutate.changes import Change
 from harness.mutate.operators import Source
 from harness.pack import patch_text
 from harness.pack.model import Pack
-from harness.receipt.wrong_fixes import Mutant, Origin
+from harness.receipt.strength import Mutant, Origin
 from harness.upstream.tree import Tree
 
 #: The first operators of a sample: they leave a file or a hunk of the fix out, the likeliest mistakes.
@@ -185,10 +185,7 @@ def made(fix: Fix, pool: Iterable[Candidate]) -> Iterator[Mutant]:
 
 @functools.lru_cache(maxsize=8)  # each mutant is compared with the same fix
 def _code(path: str, text: str | None) -> tuple[str, types.CodeType | None]:
-    """Return the hash of a file's syntax tree, and its bytecode; without bytecode the hash of its text.
-
-    Kernels are not lowered to compare their IR: that would take as long as their lane.
-    """
+    """Return the hash of a file's syntax tree, and its bytecode; without bytecode the hash of its text."""
     if text is None or not path.endswith(".py"):
         return files.key_of(text), None
     tree = python_ast.parse(text)

@@ -10,8 +10,7 @@ from rich.table import Table
 from harness.core.terminal import render
 from harness.mutate.campaign import Result
 from harness.receipt import receipt
-from harness.receipt.strength import Fate, MutantRecord, Strength
-from harness.receipt.wrong_fixes import Origin
+from harness.receipt.strength import Fate, MutantRecord, Origin, Strength
 
 #: The number of checks of a cover that refuse each wrong fix, where so many do.
 TIMES = 2

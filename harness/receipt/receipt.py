@@ -188,23 +188,19 @@ def parse_time(text: object) -> dt.datetime | None:
     return time if time.tzinfo is not None else None
 
 
-def _read(path: Path, next_step: str) -> tuple[bytes, str]:
-    """Read a file of a pack, and name it for people; HarnessError ends in `next_step`, which makes the file anew."""
-    label = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
-    try:
-        return path.read_bytes(), label
-    except OSError as error:
-        raise HarnessError(f"{label}: it cannot be read ({error.strerror}). Next: {next_step}") from None
-
-
 def load(path: Path, *, lanes: bool = True) -> Receipt:
     """Load the receipt at `path`; with `lanes` false its lanes stay unread."""
-    return parse(*_read(path, AGAIN), lanes=lanes)
+    return load_as(path, Receipt, AGAIN, lanes=lanes)
 
 
-def load_as(path: Path, kind: type[Structured], next_step: str) -> Structured:
-    """Load another JSON file of a pack; HarnessError names the file, every error in it, and the `next_step`."""
-    return _parse(*_read(path, next_step), kind, next_step)
+def load_as(path: Path, kind: type[Structured], next_step: str, *, lanes: bool = True) -> Structured:
+    """Load a JSON file of a pack; HarnessError names the file, every error in it, and the step that makes it anew."""
+    label = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise HarnessError(f"{label}: it cannot be read ({error.strerror}). Next: {next_step}") from None
+    return _parse(text, label, kind, next_step, lanes=lanes)
 
 
 def paths(folder: Path) -> list[Path]:
@@ -220,12 +216,6 @@ def is_receipt(path: Path) -> bool:
 def load_all(folder: Path, *, lanes: bool = True) -> list[Receipt]:
     """Load the receipts that lie directly in `folder`, which need not exist."""
     return [load(path, lanes=lanes) for path in paths(folder)]
-
-
-def public_versions(receipts: list[Receipt]) -> set[str]:
-    """Return the versions in receipts; those with four parts, such as cuDNN's, look like an address and are none."""
-    libraries = {text for receipt in receipts for text in (receipt.host.cudnn, receipt.host.nccl)}
-    return libraries.union(*(receipt.dependencies.packages.values() for receipt in receipts))
 
 
 def strongest(receipts: list[Receipt]) -> dict[str, Receipt]:

@@ -1,32 +1,96 @@
-"""How strong a verdict is: the wrong fixes that a pack's checks were shown, and the fate of each.
+"""How strong a verdict is: the wrong fixes (mutants) that a pack's checks were shown, and the fate of each.
 
-The record lies beside the receipt of its target, in ``receipts/strength.TARGET.EVIDENCE.json``. Another command makes
-it at another time, and a new receipt must not lose it.
+The identity of a wrong fix is the content of the tree that it makes, not its text.
 
-Checks were written until they refused the wrong fixes of mutants/. How many they refuse of those that their author had
-not seen is another figure, in ``receipts/first_sight.TARGET.EVIDENCE.json``. That figure speaks of the checks of its
-day, and is never stale. A later set replaces it.
+The record lies beside the receipt of its target, which another command makes at another time. The record of unseen
+wrong fixes speaks of the checks of its day, and is never stale. A later set replaces it.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.structure import Form
 from harness.core.words import Evidence
-from harness.pack import judges
+from harness.pack import judges, patch_text
 from harness.pack.model import Pack
-from harness.receipt import receipt, staleness, wrong_fixes
+from harness.receipt import receipt, staleness
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed
-from harness.receipt.wrong_fixes import Origin
 
 SCHEMA = 1
 AGAIN = "runner.py mutate --record"
+SLUG = re.compile(r"[^\w.-]+")
+#: The folder, in each folder of wrong fixes, for patches on the release itself. The others apply on top of fix.patch.
+WHOLE = "whole"
+
+
+class Origin(StrEnum):
+    """Who made a mutant: a person who knew the checks, a person who had not read them, or the operators."""
+
+    OWN = "own"
+    UNSEEN = "unseen"
+    GENERATED = "generated"
+
+
+#: The folders of the handwritten mutants.
+FOLDERS = {Origin.OWN: "mutants", Origin.UNSEEN: "mutants/unseen"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong fix."""
+
+    name: str  # the same in every run: the stem of the file, or the place, the operator and the edit
+    origin: Origin
+    operator: str  # of a generated mutant, else empty
+    patch: str  # the text, with the line before the diff
+    sha256: str = ""  # of what it makes of the release, or of its text where index lines are abbreviated
+    equivalence: str = ""  # why it is trivially the fix itself, or empty
+    path: Path = Path()  # of a handwritten mutant
+    is_whole: bool = False  # whether it is a patch on the release, and not on fix.patch
+    release_patch: str = ""  # of a generated mutant: the patch on the release
+
+    @property
+    def why(self) -> str:
+        """The line before its diff: why it is wrong."""
+        return self.patch.partition("diff --git ")[0].strip()
+
+    @property
+    def slug(self) -> str:
+        """A short name for files."""
+        if self.origin in FOLDERS:
+            return f"{self.origin}-{SLUG.sub('_', self.name)}"
+        place = SLUG.sub("_", self.name.partition(": ")[0].rpartition("/")[2])
+        return f"{place}-{files.key_of(self.name)[:8]}"
+
+
+@functools.lru_cache(maxsize=256)  # each target of a pack asks for all of them
+def _identity(fix: str, text: str, *, is_whole: bool) -> str:
+    return patch_text.result_hash(*([] if is_whole else [fix]), text) or judges.patch_meaning(text)
+
+
+def handwritten(pack: Pack, origin: Origin) -> list[Mutant]:
+    """Read the handwritten mutants of one origin, in the order of their names. Bytes that are no UTF-8 are replaced."""
+    fix = pack.patch.read_text(encoding="utf-8", errors="replace") if pack.patch.exists() else ""
+    folder, mutants = pack.folder / FOLDERS[origin], []
+    for path in sorted([*folder.glob("*.patch"), *folder.glob(f"{WHOLE}/*.patch")], key=lambda path: path.stem):
+        text, is_whole = path.read_text(encoding="utf-8", errors="replace"), path.parent != folder
+        sha256 = _identity(fix, text, is_whole=is_whole)
+        mutants.append(Mutant(path.stem, origin, "", text, sha256, path=path, is_whole=is_whole))
+    return mutants
+
+
+def identities(pack: Pack, origin: Origin = Origin.OWN) -> dict[str, str]:
+    """Map the names of the handwritten mutants of one origin to the sha256 of what they make."""
+    return {mutant.name: mutant.sha256 for mutant in handwritten(pack, origin)}
 
 
 class Fate(StrEnum):
@@ -39,6 +103,8 @@ class Fate(StrEnum):
     KILLED = "killed"
 
 
+#: The fates of wrong fixes that no check refused.
+OPEN = frozenset({Fate.SURVIVED, Fate.UNJUDGED})
 #: The fates of wrong fixes that this target cannot judge.
 NOT_JUDGED_HERE = frozenset({Fate.EQUIVALENT, Fate.ELSEWHERE})
 
@@ -51,7 +117,7 @@ class MutantRecord:
     origin: str  # `own` (written by a person), `generated`, or `unseen` (by a person who had not read the checks)
     operator: str  # of a generated wrong fix; else empty
     why: str  # the line before its diff
-    sha256: str  # of what it makes of the release, as `wrong_fixes.identity` says
+    sha256: str  # of what it makes of the release, as `_identity` says
     fate: Fate
     by: tuple[str, ...] = ()  # the checks that were wrong and killed it
     #: why it is unjudged, equivalent or judged elsewhere, or how it was killed without a wrong check
@@ -108,14 +174,13 @@ class Strength:
     measured_at: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the counts are not those of the mutants."""
         if (self.own, self.made) != counts(self.mutants):
             raise ValueError("its numbers are not those of its mutants")
 
     @property
     def whole(self) -> Count:
-        """The counts of own and generated wrong fixes, added up."""
-        return Count(**{name: number + getattr(self.made, name) for name, number in vars(self.own).items()})
+        """The counts of own and generated wrong fixes together."""
+        return count(self.mutants)
 
     @property
     def name(self) -> str:
@@ -150,11 +215,6 @@ def load(path: Path) -> Strength:
     return record
 
 
-def files_of(pack: Pack) -> list[Path]:
-    """List the files of a pack's records: of strength, then of first sights."""
-    return [path for kind in (STRENGTH, FIRST_SIGHT) for path in sorted(pack.folder.glob(f"receipts/{kind}*.json"))]
-
-
 def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Strength | None:
     """Return the record of one target with that evidence; None where it is missing or cannot be read."""
     path = pack.folder / "receipts" / f"{kind}{target}.{evidence}.json"
@@ -177,7 +237,7 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
     settings, target = pack.definition.strength, pack.definition.targets.get(strength.target)
     reasons = {
         "the pinned release changed": strength.upstream != pack.definition.upstream.sha256,
-        "its own wrong fixes changed": recorded != wrong_fixes.identities(pack),
+        "its own wrong fixes changed": recorded != identities(pack),
         "pack.toml states another sample": (settings.seed, settings.generated) != (strength.seed, strength.generated),
         f"pack.toml lists no {strength.evidence} evidence for {strength.target}": (
             target is None or strength.evidence not in target.evidence
@@ -191,21 +251,14 @@ def match_names(pack: Pack, recorded: Strength, origin: Origin) -> list[tuple[st
 
     They are the same where they make the same of the release. Once fix.patch changed, equal names count, too.
     """
-    identities = wrong_fixes.identities(pack, origin)
+    present = identities(pack, origin)
     by_name = staleness.patch_changed(pack.patch, recorded.patch)
     return [
         (mutant.name, name)
         for mutant in recorded.mutants
-        for name, sha256 in identities.items()
+        for name, sha256 in present.items()
         if mutant.sha256 == sha256 or (by_name and mutant.name == name)
     ]
-
-
-def open_mutants(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list[MutantRecord]:
-    """List the wrong fixes that passed at first sight and are neither in mutants/ nor among the `covered` names."""
-    closed_names = {*covered, *(name for name, _ in match_names(pack, first, Origin.OWN))}
-    open_mutants = (mutant for mutant in first.mutants if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED))
-    return [mutant for mutant in open_mutants if mutant.name not in closed_names]
 
 
 def summary(pack: Pack, target: str, evidence: str) -> str:

@@ -27,7 +27,6 @@ from harness.verdict.outcome import Outcome
 
 #: The folders of a lane, with their random names under the cache.
 LANE_FOLDER = re.compile(r"\$CACHE/work/lane-[^/\s]+/content/(home|tmp|cwd)")
-LANE_NAMES = {"home": "$HOME", "tmp": "$TMP", "cwd": "$CWD"}
 #: pytest's tracebacks of failed checks, up to its next section.
 TRACEBACKS = re.compile(r"^=+ FAILURES =+\n.*?(?=^=+ .* =+$)", re.DOTALL | re.MULTILINE)
 
@@ -44,23 +43,19 @@ def scrubber(
 
 def without_lane_folders(text: str) -> str:
     """Replace the random names of a lane's folders."""
-    return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
+    return LANE_FOLDER.sub(lambda match: f"${match[1].upper()}", text)
 
 
-def host_record(host: Host, gpus: tuple[Gpu, ...]) -> Host:
-    """Record a host, with the GPUs that lanes had."""
-    return replace(host, gpus=gpus, driver=host.driver if gpus else "")
-
-
-def _host_of_lanes(host: Host, members: DependencySet) -> Host:
-    """Return a host with the torch and triton of a dependency set that holds them: lanes import these first.
+def host_record(host: Host, gpus: tuple[Gpu, ...], members: DependencySet | None = None) -> Host:
+    """Record a host, and the GPUs that lanes had. Lanes import torch and triton from a dependency set that has them.
 
     The CUDA libraries of that torch are listed among the packages of the set.
     """
-    versions = members.versions
+    versions = members.versions if members else {}
     if "torch" in versions:
         host = replace(host, torch=versions["torch"], cuda="", cudnn="", nccl="")
-    return replace(host, triton=versions.get("triton", host.triton))
+    driver = host.driver if gpus else ""
+    return replace(host, triton=versions.get("triton", host.triton), gpus=gpus, driver=driver)
 
 
 def _fix_record(outcome: Outcome) -> receipt.PatchRecord | None:
@@ -92,13 +87,9 @@ def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
         ),
         probe=receipt.judged_by(pack),
         fix=_fix_record(outcome),
-        dependencies=receipt.DependencyRecord(
-            name=members.name,
-            sha256=members.sha256,
-            packages=members.versions,
-        ),
+        dependencies=receipt.DependencyRecord(members.name, members.sha256, members.versions),
         lanes={str(name): record for name, record in outcome.lanes.items()},
-        host=host_record(_host_of_lanes(outcome.last[-1].host, members), outcome.gpus),
+        host=host_record(outcome.last[-1].host, outcome.gpus, members),
         log=log,
         command=command,
         started=dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds"),
@@ -119,10 +110,11 @@ def translate_disk_errors() -> Iterator[None]:
     """Raise HarnessError where a log cannot be read or a receipt cannot be written."""
     try:
         yield
-    except (OSError, UnicodeDecodeError) as error:
-        name = Path(error.filename).name if isinstance(error, OSError) and error.filename else ""
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "a log is not UTF-8"
-        raise HarnessError(f"no receipt written: {reason}{f' ({name})' if name else ''}") from None
+    except UnicodeDecodeError:
+        raise HarnessError("no receipt written: a log is not UTF-8") from None
+    except OSError as error:
+        place = f" ({Path(error.filename).name})" if error.filename else ""
+        raise HarnessError(f"no receipt written: {error.strerror or error}{place}") from None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,31 @@ from harness.pack.model import Pack
 from harness.receipt import staleness
 from harness.receipt.receipt import load_all, load_as, to_json
 from harness.report import links
-from harness.report.osv_records import PREFIX, State
 from harness.upstream.source import SourceKind
 from harness.verdict import pack_verdict
 from harness.versions import timeline
-from harness.versions.timeline import RIGHT, WRONG, Entry, History, Period
+from harness.versions.timeline import RIGHT, WRONG, History, Period
 
+#: OSV reserves ``x_`` for databases that it does not collect.
+PREFIX = "x_WRONG-NUMERICS-"
 #: The version of the OSV schema; the records use nothing newer.
 SCHEMA_VERSION = "1.7.0"
 #: Kinds of bug that raise no error and no warning.
 SILENT = frozenset({Kind.WRONG_RESULT, Kind.SILENT_FALLBACK, Kind.PRECISION})
-#: Digits of a commit that a sentence shows.
-SHOWN = 12
 #: The last paragraph of every record.
 SCOPE = (
     "The versions listed were judged one by one, each by a test that runs on that release; a version that is not "
     "listed, also one between two that are, was not found affected, and may not have been judged at all: "
     "database_specific.judged has every one that was."
 )
+
+
+class State(StrEnum):
+    """What lanes showed of a version. It is NOT_JUDGED also where a lane ran and could not judge it."""
+
+    AFFECTED = "affected"
+    UNAFFECTED = "not affected"
+    NOT_JUDGED = "not judged"
 
 
 @dataclass(frozen=True)
@@ -83,10 +91,7 @@ def decisive(lanes: Iterable[Lane]) -> Lane:
 
 
 def known_versions(pack: Pack) -> tuple[Lanes, Adjacent]:
-    """Gather what the committed receipts and histories of a pack say about releases.
-
-    HarnessError names the file that cannot be read.
-    """
+    """Gather what the committed receipts and histories of a pack say about releases."""
     lanes: Lanes = defaultdict(list)
     adjacent: Adjacent = set()
     for receipt in load_all(pack.receipts, lanes=False):
@@ -109,21 +114,19 @@ def known_versions(pack: Pack) -> tuple[Lanes, Adjacent]:
         raise HarnessError(f"{pack.name}/data: {error}. Next: runner.py versions --record") from None
 
 
-def _describe_period(pack: Pack, labels: list[str], adjacent: Adjacent, period: Period) -> dict[str, str]:
+def _describe_period(pack: Pack, adjacent: Adjacent, period: Period) -> dict[str, str]:
     """Say where a stretch of wrong versions begins and ends, as exactly as the verdicts allow."""
-    first, last, definition = labels[period.first], labels[period.last], pack.definition
+    first, last, definition = period.first, period.last, pack.definition
     since, head = f"since {first}", definition.head
-    if period.before is None:
-        since += " or earlier"
-    elif (labels[period.before], first) not in adjacent:
-        since += f" or earlier, after {labels[period.before]}"
-    if period.after is not None:
-        fixed = f"fixed in {labels[period.after]}"
-        fixed += "" if (last, labels[period.after]) in adjacent else f" or earlier, after {last}"
+    if (period.before, first) not in adjacent:
+        since += f" or earlier{f', after {period.before}' if period.before else ''}"
+    if period.after:
+        fixed = f"fixed in {period.after}"
+        fixed += "" if (last, period.after) in adjacent else f" or earlier, after {last}"
     elif definition.fixed_in:
         fixed = f"fixed in {definition.fixed_in}, as the pack states"
     elif head is not None and head.verdict == Verdict.FIXED_UPSTREAM:
-        fixed = f"fixed on the default branch by {head.fixed_by[:SHOWN]}, in no release that was judged"
+        fixed = f"fixed on the default branch by {head.fixed_by[:12]}, in no release that was judged"
     else:
         fixed = f"not fixed in {last}"
     return {"first_affected": first, "last_affected": last, "since": since, "fixed": fixed}
@@ -141,10 +144,7 @@ def _judgement(lanes: list[Lane]) -> dict[str, object]:
 
 
 def workaround(pack: Pack) -> str:
-    """Return the workaround of pack.toml, and the release on which a check has shown it; empty without a workaround.
-
-    HarnessError is raised where no receipt shows that the workaround works.
-    """
+    """Return the workaround of pack.toml, and the release on which a check has shown it; empty without a workaround."""
     remedy = pack.definition.workaround
     if remedy is None:
         return ""
@@ -181,27 +181,23 @@ def _details(pack: Pack, periods: list[dict[str, str]], remedy: str) -> str:
 
 
 def document(pack: Pack) -> dict[str, Any] | None:
-    """Return a pack's record without its times; None where the pack proves no bug of a release.
-
-    HarnessError is raised where a receipt, a history or the workaround cannot be used.
-    """
+    """Return a pack's record without its times; None where the pack proves no bug of a release."""
     definition, (lanes, adjacent) = pack.definition, known_versions(pack)
-    rows = [Entry(version, "", decisive(judged).verdict) for version, judged in lanes.items()]
-    wrong_versions = [row.label for row in rows if row.verdict == WRONG]
+    verdicts = {version: decisive(judged).verdict for version, judged in lanes.items()}
+    wrong_versions = [version for version, verdict in verdicts.items() if verdict == WRONG]
     if definition.kind == Kind.CLEANUP or not definition.advisory or not wrong_versions:
         return None
-    labels, stretches, remedy = list(lanes), timeline.periods(rows), workaround(pack)
-    periods = [_describe_period(pack, labels, adjacent, stretch) for stretch in stretches]
+    stretches, remedy = timeline.periods(verdicts), workaround(pack)
+    periods = [_describe_period(pack, adjacent, stretch) for stretch in stretches]
     package = str(canonicalize_name(definition.upstream.package))
     affected: dict[str, Any] = {
         "package": {"ecosystem": "PyPI", "name": package, "purl": f"pkg:pypi/{package}"},
         "versions": wrong_versions,
     }
-    ends = [(labels[stretch.last], labels[stretch.after]) for stretch in stretches if stretch.after is not None]
     ranges = [
-        {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]}
-        for last, fixed in ends
-        if (last, fixed) in adjacent
+        {"type": "ECOSYSTEM", "events": [{"introduced": stretch.last}, {"fixed": stretch.after}]}
+        for stretch in stretches
+        if (stretch.last, stretch.after) in adjacent
     ]
     report = f"packs/{pack.name}/README.md"
     return {
@@ -240,12 +236,9 @@ class Plan:
     text: str | None
 
 
-def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
-    """List the records that are missing, differ from their packs, or have no pack.
-
-    HarnessError is raised where a pack's files cannot be used.
-    """
-    stamp = now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def plans(packs: list[Pack], folder: Path) -> list[Plan]:
+    """List the records that are missing, differ from their packs, or have no pack."""
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     changes, names = [], set()
     for pack in packs:
         record = document(pack)

@@ -23,7 +23,6 @@ THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pul
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 PATCH_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.patch")
 INDEX = re.compile(r"(?m)^index [0-9a-f]{40}\.\.[0-9a-f]{40}.*\n")
-FILE = re.compile(r"(?m)^diff --git a/(?P<path>\S+) b/\S+$")
 CHANGED = re.compile(r"(?m)^(?:\+(?!\+\+ )|-(?!-- ))")
 #: Lines that a diff adds and removes, up to which a report shows it unfolded.
 MOST_INLINE = 25
@@ -71,28 +70,19 @@ class Parts:
     receipts: dict[str, Receipt]  # the strongest by target, whose name follows ``head:`` or ``ask:`` for other trees
     is_draft: bool = False  # whether an output that no receipt holds is called missing, instead of an error
 
-    def text(self, part: str, argument: str | None) -> str:
-        """Write a part; MissingError is raised for an unknown name, and where the part would be empty."""
-        if part == "diff":
-            return self.diff(argument)
-        if part not in WHOLE or argument is not None:
-            raise MissingError("no placeholder of that form")
-        return str(getattr(self, part)())
-
     # --- for upstream
 
     def script(self) -> str:
         """Write reproduce.py, and what it printed on the release and with the patch."""
         if not self.pack.script.exists():
             raise MissingError("reproduce.py is missing")
-        text = self.pack.script.read_text(encoding="utf-8")
-        source = markdown.fenced(text, "python")
+        source = markdown.fenced(self.pack.script.read_text(encoding="utf-8"), "python")
         receipt = self.receipts.get(self._shown_name())
-        if receipt is None and not self.is_draft:
+        if receipt is None and self.is_draft:
+            return f"{source}\n\n{NOT_YET}"
+        if receipt is None:
             command = f"runner.py run {self.pack.name} --record"
             raise MissingError(f"no receipt holds what today's script printed; record again. Next: {command}")
-        if receipt is None:
-            return f"{source}\n\n{NOT_YET}"
         tree = f"{receipt.upstream.package} {_short_version(receipt.upstream.version)}"
         trees = {LaneName.PRISTINE: tree, LaneName.PATCHED: f"{tree} with {self._fix_name(receipt)}"}
         runs = [
@@ -128,13 +118,10 @@ class Parts:
     def diff(self, name: str | None) -> str:
         """Show the patch that upstream is asked to merge, or another patch by its name; a long patch is folded away."""
         path = self.pack.folder / name if name else self.pack.ask_patch or self.pack.patch
-        if name is None and not (self.pack.definition.has_patch and path.exists()):
-            raise MissingError("the pack has no patch")
-        if name is not None and not (PATCH_NAME.fullmatch(name) and path.is_file()):
-            raise MissingError("the pack has no such patch")
-        text = path.read_text(encoding="utf-8")
-        start = FILE.search(text)
-        diff = INDEX.sub("", text[start.start() :] if start else text)
+        if not path.is_file() or (name and not PATCH_NAME.fullmatch(name)):
+            raise MissingError(f"the pack has no {name or 'patch'}")
+        _, mark, body = path.read_text(encoding="utf-8").partition("diff --git ")
+        diff = INDEX.sub("", mark + body)
         count, fence = len(CHANGED.findall(diff)), markdown.fenced(diff, "diff")
         return fence if count <= MOST_INLINE else markdown.details(f"The patch, {count} lines", fence).strip()
 
@@ -143,8 +130,7 @@ class Parts:
         threads = self.pack.definition.threads
         if not threads and self.pack.definition.searched is None:
             raise MissingError("pack.toml has neither [[threads]] nor searched")
-        lines = [self._thread_line(thread) for thread in threads]
-        return "\n".join(lines or ["No thread on the same lines was found."])
+        return "\n".join(map(self._thread_line, threads)) or "No thread on the same lines was found."
 
     def _thread_line(self, thread: Thread) -> str:
         match = THREAD.match(thread.url)
@@ -179,7 +165,6 @@ class Parts:
         return " ".join(sentences)
 
     def _tree_name(self, version: str) -> str:
-        """Name a release, or a commit by its first digits and its date."""
         definition = self.pack.definition
         upstream, head, ask = definition.upstream, definition.head, definition.ask
         dates = {upstream.commit: upstream.date}
@@ -193,8 +178,7 @@ class Parts:
 
     def verdicts(self) -> str:
         """Write the table, with a row for each target that has a receipt."""
-        definition = self.pack.definition
-        targets = self._targets()
+        definition, targets = self.pack.definition, self._targets()
         trees = [("", f"{definition.upstream.package} {definition.upstream.version or definition.upstream.date}")]
         if definition.head is not None and any(name.startswith(HEAD) for name in self.receipts):
             trees.append((HEAD, f"default branch, {definition.head.commit[:12]} of {definition.head.date}"))
@@ -203,7 +187,7 @@ class Parts:
             trees.append((ASK, f"{ask.patch}, on {ask.origin.rpartition('@')[2][:12]} of {ask.date}"))
         rows = [self._row(target, [prefix for prefix, _ in trees]) for target in targets]
         table = markdown.table(["target", "evidence", "GPU or host", *(text for _, text in trees), "mutants"], rows)
-        return "\n".join([table, *self._notes()]).strip()
+        return f"{table}\n{self._notes()}".strip()
 
     def _targets(self) -> list[str]:
         """List the targets that have a receipt: those of pack.toml, then those that pack.toml does not list."""
@@ -228,20 +212,18 @@ class Parts:
         note += "" if receipt.target in self.pack.definition.targets else f" ({NO_EXPECTATION})"
         return receipt.verdict + note + (" STALE" if staleness.reasons(self.pack, receipt) else "")
 
-    def _notes(self) -> list[str]:
+    def _notes(self) -> str:
         """Write what the words of the table mean, where the bug is fixed, and what upstream's own tests showed."""
         definition = self.pack.definition
         verdicts = {receipt.verdict for receipt in self.receipts.values()}
         lines = [text.format(definition.kind.what) for verdict, text in LEGEND.items() if verdict in verdicts]
         lines += [f"Fixed in {definition.upstream.package} {definition.fixed_in}."] if definition.fixed_in else []
-        head = definition.head
-        if head is not None and head.fixed_by:
-            lines.append(f"Fixed on the default branch by {_short_version(head.fixed_by)}.")
-        suite = suite_receipt.load(self.pack.folder / "receipts")
-        if suite is not None:
+        if definition.head and definition.head.fixed_by:
+            lines.append(f"Fixed on the default branch by {_short_version(definition.head.fixed_by)}.")
+        if suite := suite_receipt.load(self.pack.folder / "receipts"):
             lines += _suite_lines(suite)
             lines += ["The counts are STALE."] if suite_receipt.reasons(self.pack, suite) else []
-        return [" ".join(lines)] if lines else []
+        return " ".join(lines)
 
     def searched(self) -> str:
         """Say when upstream's threads were searched, and for which words."""
@@ -253,7 +235,6 @@ class Parts:
 
 
 def _is_judged(lane: LaneRecord) -> bool:
-    """Whether the script said BUG_REPRODUCED or FIX_VALIDATED."""
     return lane.script.partition(":")[0] in JUDGED
 
 
@@ -281,7 +262,6 @@ def _host_text(receipt: Receipt, *, with_torch: bool) -> str:
 def _suite_lines(suite: SuiteReceipt) -> list[str]:
     """Count upstream's own tests and new tests apart: a new test says nothing about upstream's own suite."""
     new_tests = [row for row in suite.tests if row.change in (Change.NEW, Change.NEW_WRONG)]
-    functions = {row.test.partition("[")[0] for row in new_tests}
     new_before, new_after = Counter[str](row.before for row in new_tests), Counter[str](row.after for row in new_tests)
     own_before, own_after = Counter(suite.before) - new_before, Counter(suite.after) - new_after
     lines = []
@@ -290,6 +270,7 @@ def _suite_lines(suite: SuiteReceipt) -> list[str]:
         counts = f"{_count_text(own_before)}; with the patch, {_count_text(own_after)}"
         lines.append(f"Upstream's own tests, {command}: {counts}.")
     if new_tests:
+        functions = {row.test.partition("[")[0] for row in new_tests}
         number = f"{_plural(len(functions), 'new test')}, {_plural(len(new_tests), 'case')}"
         lines.append(f"{number}: {_count_text(new_before)}; with the patch, {_count_text(new_after)}.")
     return lines

@@ -10,7 +10,7 @@ from harness.core import markdown
 from harness.core.words import LaneVerdict, Role
 from harness.lane.record import check_names
 from harness.receipt import figures, strength
-from harness.receipt.redaction import PrivateTextError, Scrubber
+from harness.receipt.redaction import Scrubber
 from harness.report import links
 from harness.upstream.source import commit_of
 from harness.verdict import pack_verdict
@@ -33,7 +33,6 @@ def text(comparisons: list[Compared], scrub: Scrubber) -> str:
 
 
 def _verdict_line(comparison: Compared, scrub: Scrubber) -> str:
-    """Write the bug, both verdicts, and what they say about the change."""
     definition, result = comparison.pack.definition, comparison.change
     words = [f"{name}: `{side.verdict}`" for name, side in ((BASE, comparison.base), (HEAD, comparison.head))]
     names = f": {_name_list(result.names, scrub)}" if result.names else ""
@@ -51,14 +50,12 @@ def _name_list(names: tuple[str, ...], scrub: Scrubber) -> str:
 
 def _as_code(text: str, scrub: Scrubber) -> str:
     """Write text from a lane as code; private text is withheld."""
-    try:
-        return markdown.code(scrub.document(text, "it"))
-    except PrivateTextError as error:
-        return f"(withheld: it holds {str(error).partition(' holds ')[2].partition('.')[0]})"
+    scrubbed = scrub.scrub(text)
+    label = next(scrub.findings(scrubbed), "")
+    return f"(withheld: it holds {label})" if label else markdown.code(scrubbed)
 
 
 def _trees_line(comparison: Compared, scrub: Scrubber) -> str:
-    """Write the two trees, and what was measured on them."""
     sides = ((BASE, comparison.base), (HEAD, comparison.head))
     parts = [", ".join(f"{name} is {_tree_name(side.version)}" for name, side in sides)]
     for name, side in sides:
@@ -84,7 +81,6 @@ def _tree_name(version: str) -> str:
 
 
 def _strength_line(comparison: Compared) -> str:
-    """Say how strong the verdict is, and how to judge the change again."""
     pack, target = comparison.pack, comparison.target
     script = links.link(f"packs/{pack.name}/{pack.script.name}")
     summary = strength.summary(pack, target, comparison.evidence)

@@ -23,7 +23,6 @@ from harness.upstream import patch
 ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
 #: Options by which a patch applies byte for byte, whatever the user's configuration says about whitespace.
 EXACTLY = ("-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no")
-TAIL_LINES = 12
 
 
 def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +42,7 @@ def _git_output(folder: Path, *arguments: str) -> str:
 
 def _last_lines(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[-TAIL_LINES:]) or "it said nothing"
+    return "\n".join(lines[-12:]) or "it said nothing"
 
 
 def _commit_message(text: str) -> str:
@@ -58,9 +57,7 @@ def _commit_message(text: str) -> str:
 def make(pack: Pack, folder: Path) -> list[str]:
     """Make a branch with one commit in a checkout; return lines that say so, and what is left to the user.
 
-    The branch is named after the slug of the pack. HarnessError is raised where the pack has no patch, the checkout is
-    not clean or has the branch already, or the patch does not fit its commit exactly. It is also raised where git or a
-    hook refuses. The checkout is then as it was.
+    The branch is named after the slug of the pack. After an error the checkout is as it was.
     """
     fix = pack.ask_patch or pack.patch
     if not pack.definition.has_patch or not fix.exists():

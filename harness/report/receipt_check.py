@@ -29,7 +29,6 @@ WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
 
 
 def _lane_errors(lane: LaneRecord) -> Iterator[str]:
-    """Judge a lane again from its script and its checks."""
     for kind, lines in (("check", lane.checks), ("figure", lane.figures), ("output", lane.outputs)):
         yield from (f"{kind} {name!r} stands there twice" for name in results.duplicates(line.name for line in lines))
     yield from lane_verdict.unexplained_checks(lane.checks)
@@ -51,7 +50,6 @@ def _lane_errors(lane: LaneRecord) -> Iterator[str]:
 
 
 def _verdict_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
-    """Judge the pack again from its lanes."""
     pristine, patched = receipt.lanes.get(LaneName.PRISTINE), receipt.lanes.get(LaneName.PATCHED)
     stale_reason = receipt.reason if receipt.verdict == Verdict.PATCH_STALE else ""
     if pristine is None and patched is None:

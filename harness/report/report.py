@@ -1,8 +1,4 @@
-"""The report of a pack: a text for upstream, and below a line how it was checked.
-
-``report.in.md`` has words and placeholders. A placeholder stands for a value of a receipt, a data file or pack.toml, so
-that no figure is typed. The whole text is the pack's README.md, and ``report`` prints the part above the line.
-"""
+"""The report of a pack: report.in.md, with each placeholder filled as CONTRIBUTING.md says under Reports."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from harness.receipt import receipt, redaction
 from harness.receipt.figures import significant
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
-from harness.report.parts import ASK, HEAD, MissingError, Parts
+from harness.report.parts import ASK, HEAD, WHOLE, MissingError, Parts
 
 PLACEHOLDER = re.compile(r"\{\{(?P<form>[a-z_]+)(?::(?P<rest>[^{}]+))?\}\}")
 LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
@@ -45,8 +41,7 @@ CODE = re.compile(r"`[^`\n]*`")
 def receipts_of(pack: Pack, run: Path | None = None) -> dict[str, Receipt]:
     """Map targets to the strongest receipts, with ``head:`` and ``ask:`` before the targets on other trees.
 
-    The receipts in the folder `run` replace the pack's own for the same target. HarnessError is raised where there is
-    no receipt.
+    The receipts in the folder `run` replace the pack's own for the same target.
     """
     best = receipt.strongest(receipt.load_all(pack.receipts))
     for prefix in (HEAD, ASK):
@@ -62,10 +57,7 @@ def receipts_of(pack: Pack, run: Path | None = None) -> dict[str, Receipt]:
 
 
 def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: bool = False) -> str:
-    """Fill report.in.md from receipts; by default the pack's own. A draft may lack the output of the script.
-
-    HarnessError is raised where report.in.md is missing, or a placeholder cannot be filled.
-    """
+    """Fill report.in.md from receipts; by default the pack's own. A draft may lack the output of the script."""
     path = pack.report_template
     if not path.exists():
         raise HarnessError(f"{pack.name}: {path.name} is missing. Next: CONTRIBUTING.md, Reports")
@@ -78,7 +70,14 @@ def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: 
 def fill_template(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft: bool = False) -> str:
     """Fill a template; below the title stands what is done already, or why nothing is to be done."""
     parts = Parts(pack, receipts, is_draft)
-    text = PLACEHOLDER.sub(lambda match: value(parts, match["form"], match["rest"]), template)
+
+    def fill(match: re.Match[str]) -> str:
+        try:
+            return _value(parts, match["form"], match["rest"])
+        except MissingError as error:
+            raise MissingError(f"{match[0]}: {error}") from None
+
+    text = PLACEHOLDER.sub(fill, template)
     action = pack.definition.action
     if action is not None and action.kind in (ActionKind.FIXED, ActionKind.NOTHING):
         title, _, body = text.partition("\n")
@@ -100,10 +99,15 @@ def for_upstream(text: str) -> str:
 
 
 def scrubber(pack: Pack) -> Scrubber:
-    """Return the scrubber for texts about a pack; it knows the versions in pack.toml and in receipts as public."""
+    """Return the scrubber for texts about a pack; it knows the versions in pack.toml and in receipts as public.
+
+    Those with four parts, such as cuDNN's, look like an address.
+    """
     sets = pack.definition.dependencies.values()
     versions = {dependency.version for members in sets for dependency in members.values()}
-    return redaction.host_scrubber({}, versions | receipt.public_versions(receipt.load_all(pack.receipts)))
+    for recorded in receipt.load_all(pack.receipts, lanes=False):
+        versions |= {recorded.host.cudnn, recorded.host.nccl, *recorded.dependencies.packages.values()}
+    return redaction.host_scrubber({}, versions)
 
 
 def write(pack: Pack) -> bool:
@@ -116,33 +120,24 @@ def write(pack: Pack) -> bool:
     return True
 
 
-def value(parts: Parts, form: str, argument: str | None) -> str:
-    """Return the text for one placeholder; MissingError names the placeholder that cannot be filled."""
-    try:
-        return _placeholder_value(parts, form, argument)
-    except MissingError as error:
-        placeholder = form if argument is None else f"{form}:{argument}"
-        raise MissingError(f"{{{{{placeholder}}}}}: {error}") from None
-
-
-def _placeholder_value(parts: Parts, form: str, argument: str | None) -> str:
-    if argument is None or form == "diff":
-        return parts.text(form, argument)
-    if form in ("data", "table"):
+def _value(parts: Parts, form: str, argument: str | None) -> str:
+    """Return the text for one placeholder; MissingError: it has an unknown form, or its text would be empty."""
+    if form == "diff":
+        return parts.diff(argument)
+    if form in WHOLE and argument is None:
+        return str(getattr(parts, form)())
+    if form in ("data", "table") and argument:
         return _data_value(parts.pack, form, argument)
-    prefix = HEAD if argument.startswith(HEAD) else ""
-    target, _, selector = argument.removeprefix(HEAD).partition(":")
-    recorded = parts.receipts.get(prefix + target)
-    if recorded is None:
-        raise MissingError(f"no receipt for {prefix + target}")
-    if form in ("figure", "number"):
-        return _figure_value(form, recorded, selector)
+    if form in ("figure", "number") and argument:
+        return _figure_value(parts.receipts, form, argument)
     raise MissingError("no placeholder of that form")
 
 
-def _figure_value(form: str, recorded: Receipt, selector: str) -> str:
-    name, _, lane = selector.partition(":")
-    figure = recorded.figure(name, lane or LaneName.PRISTINE)
+def _figure_value(receipts: dict[str, Receipt], form: str, argument: str) -> str:
+    target, name, lane = [*argument.split(":"), "", ""][:3]
+    if target not in receipts:
+        raise MissingError(f"no receipt for {target}")
+    figure = receipts[target].figure(name, lane or LaneName.PRISTINE)
     if figure is None:
         raise MissingError(f"no such figure in the {lane or 'pristine'} lane")
     unit = f" {figure.unit}" if figure.unit not in ("", "1") and form == "figure" else ""

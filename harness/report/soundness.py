@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -15,7 +15,7 @@ from harness.core.errors import Finding, HarnessError, UnavailableError
 from harness.core.words import Role, SuiteVerdict, Verdict
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host
-from harness.mutate import soundness as wrong_fixes
+from harness.mutate import handwritten
 from harness.pack import patch_text, script_text
 from harness.pack.model import Pack
 from harness.pack.patch_text import PatchedFile
@@ -34,20 +34,15 @@ SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
 def findings(pack: Pack, cache: Cache, host: Host) -> list[Finding]:
     """List everything that is wrong with a pack, all at once; the warnings come last."""
     receipts, found = _read_receipts(pack, host)
-    found += _script_findings(pack)
-    found += _patch_findings(pack)
-    pristine, problem = _pinned_tree(pack, cache)
-    if pack.patch.exists():
-        found += _errors(
-            [f"fix.patch was not tried: {problem}"] if pristine is None else _misfits(pack, cache, pristine)
-        )
-    found += _errors(report.errors(pack))
+    pristine, misfits = _pinned_tree(pack, cache)
+    errors = [*_script_errors(pack), *_patch_errors(pack), *misfits, *report.errors(pack)]
+    found += map(Finding, errors)
     found += _ask_findings(pack, cache, [*receipts.values()])
     try:
         advisories.workaround(pack)
     except HarnessError as error:
         found.append(Finding(str(error)))
-    found += wrong_fixes.findings(pack, pristine)
+    found += handwritten.findings(pack, pristine)
     found += _suite_findings(pack, host)
     judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == pack.receipts}
     for name, target in pack.definition.targets.items():
@@ -55,10 +50,6 @@ def findings(pack: Pack, cache: Cache, host: Host) -> list[Finding]:
             text = f"{name}: no receipt. Next: runner.py run {pack.name} --target {name}"
             found.append(Finding(text, is_warning=strongest_evidence(host, name, target) is None))
     return sorted(found, key=lambda finding: finding.is_warning)
-
-
-def _errors(texts: Iterable[str], prefix: str = "") -> list[Finding]:
-    return [Finding(prefix + text) for text in texts]
 
 
 def _suite_findings(pack: Pack, host: Host) -> Iterator[Finding]:
@@ -89,7 +80,7 @@ def _ask_findings(pack: Pack, cache: Cache, receipts: list[Receipt]) -> Iterator
     lanes = [lane for receipt in receipts for lane in receipt.lanes.values()]
     names = {check.name for lane in lanes for check in lane.checks if check.role == Role.DEFECT}
     missing = [glob for glob in ask.checks if names and not fnmatch.filter(names, glob)]
-    yield from _errors(f"ask.checks: no defect check of a receipt matches {glob!r}" for glob in missing)
+    yield from (Finding(f"ask.checks: no defect check of a receipt matches {glob!r}") for glob in missing)
     try:
         if path.exists():
             asked = tree.materialize(cache, pack.definition.upstream, parse_source(ask.origin, pack.definition))
@@ -116,56 +107,55 @@ def _read_receipts(pack: Pack, host: Host) -> tuple[dict[Path, Receipt], list[Fi
         reasons = _stale_reasons(pack, receipt, folder)
         if reasons and folder in ("receipts", "ask"):
             found.append(_staleness(pack, receipt, reasons, host, is_asked=folder == "ask"))
-        found += _errors(_receipt_errors(pack, path, receipt, is_fresh=not reasons))
+        found += map(Finding, _receipt_errors(pack, path, receipt, is_fresh=not reasons))
         loose_logs.discard(path.with_name(receipt.log.file))
         receipts[path] = receipt
     names = sorted(log.relative_to(pack.folder).as_posix() for log in loose_logs)
-    return receipts, found + _errors(f"{name}: no receipt names it. Next: remove it" for name in names)
+    return receipts, found + [Finding(f"{name}: no receipt names it. Next: remove it") for name in names]
 
 
 def _staleness(pack: Pack, receipt: Receipt, reasons: list[str], host: Host, *, is_asked: bool) -> Finding:
-    """Say that a receipt is STALE: a warning if this host cannot make the receipt anew."""
     option, folder = ("--upstream ask", "ask/") if is_asked else (f"--target {receipt.target}", "")
     text = f"{folder}{receipt.name}: STALE: {'; '.join(reasons)}. Next: runner.py run {pack.name} {option}"
     return Finding(text, is_warning=not staleness.rerunnable(pack, receipt, host))
 
 
-def _script_findings(pack: Pack) -> list[Finding]:
+def _script_errors(pack: Pack) -> list[str]:
     if not pack.script.exists():
-        return [Finding("reproduce.py is missing")]
+        return ["reproduce.py is missing"]
     text = pack.script.read_text(encoding="utf-8", errors="replace")
     pins, errors = script_text.read(text, has_patch=pack.definition.has_patch)
-    return _errors([*errors, *_pin_errors(pack, pins)], "reproduce.py: ")
+    return [f"reproduce.py: {error}" for error in (*errors, *_pin_errors(pack, pins))]
 
 
-def _patch_findings(pack: Pack) -> Iterator[Finding]:
-    """Judge the patches by their text."""
+def _patch_errors(pack: Pack) -> Iterator[str]:
     if not pack.definition.has_patch:
         strays = (path for path in (*pack.folder.glob("*.patch"), *pack.folder.glob("mutants/**/*")) if path.is_file())
         names = sorted(path.relative_to(pack.folder).as_posix() for path in strays)
-        yield from _errors(f'{name}: pack.toml says fix = "none"' for name in names)
+        yield from (f'{name}: pack.toml says fix = "none"' for name in names)
         return
     suite = pack.definition.upstream_tests
     paths = [pack.patch, pack.ask_patch]
-    yield from _errors(f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists())
+    yield from (f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists())
     for path in (pack.patch, pack.own_head_patch, pack.ask_patch):
         if path is not None and path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
-            yield from _errors(patch_errors(text, pack), f"{path.name}: ")
+            yield from (f"{path.name}: {error}" for error in patch_errors(text, pack))
     test = pack.upstream_test_patch
     if test.exists():
         files = patch_text.parse(test.read_text(encoding="utf-8", errors="replace"))
         errors = [] if suite else ["pack.toml has no [upstream_tests] that says where it applies"]
         errors += [] if files else ["it names no file"]
-        yield from _errors([*errors, *_index_errors(files)], f"{test.name}: ")
+        yield from (f"{test.name}: {error}" for error in [*errors, *_index_errors(files)])
 
 
-def _pinned_tree(pack: Pack, cache: Cache) -> tuple[Tree | None, str]:
-    """Return the pinned tree, or None and the reason if it cannot be fetched."""
+def _pinned_tree(pack: Pack, cache: Cache) -> tuple[Tree | None, list[str]]:
+    """Return the pinned tree, or None if it cannot be fetched, and what is wrong with fix.patch on it."""
     try:
-        return tree.materialize(cache, pack.definition.upstream, pinned_source(pack.definition)), ""
+        pristine = tree.materialize(cache, pack.definition.upstream, pinned_source(pack.definition))
     except HarnessError as error:
-        return None, str(error)
+        return None, [f"fix.patch was not tried: {error}"] if pack.patch.exists() else []
+    return pristine, [*_misfits(pack, cache, pristine)] if pack.patch.exists() else []
 
 
 def _misfits(pack: Pack, cache: Cache, pristine: Tree) -> Iterator[str]:
@@ -220,7 +210,6 @@ def _receipt_errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool)
 
 
 def _pin_errors(pack: Pack, pins: dict[str, str]) -> list[str]:
-    """Compare the pins of a script's header with pack.toml."""
     upstream = pack.definition.upstream
     expected_versions = {canonicalize_name(upstream.package): {upstream.version or "of no release: a commit is pinned"}}
     for members in pack.definition.dependencies.values():

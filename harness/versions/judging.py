@@ -1,7 +1,12 @@
-"""Judging other trees than the pinned one: a pristine lane for each, several at once."""
+"""Judging other trees than the pinned one: a pristine lane for each, several at once, or by bisection.
+
+Bisection finds where the verdict changes in about log2(n) lanes. It assumes one change between two ends. A release that
+cannot be judged is skipped, and is never the answer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -9,7 +14,7 @@ from packaging.version import Version
 
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
+from harness.core.words import Evidence, Exit, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
 from harness.lane import results
 from harness.lane.cell import Cell
@@ -55,13 +60,6 @@ class Judging:
         pairs = zip(releases, sides, strict=True)
         return [self._entry(release, side) for release, side in pairs if side is not None], account.interrupted
 
-    def judge(self, release: ReleaseFile) -> Entry:
-        """Judge one release. KeyboardInterrupt: the user interrupted."""
-        entries, is_interrupted = self.every([release])
-        if is_interrupted:
-            raise KeyboardInterrupt
-        return entries[0]
-
     def _cell(self, release: ReleaseFile) -> Cell:
         planned = Planned(self.target, self.evidence)
         if not release.file:
@@ -103,13 +101,13 @@ def _side(session: Session, end: LaneEnd) -> Side:
     record = end.record
     if record is None:
         return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
-    if record.verdict == LaneVerdict.ERROR and record.reason.startswith(results.NOT_COLLECTED):
-        return Side(LaneVerdict.UNSUPPORTED, record.reason, end.version, record)
-    has_raised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
-    if end.log is None or not has_raised or record.exit_status not in FAILED:
-        return Side(record.verdict, record.reason, end.version, record)
-    text = (session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
-    return Side(LaneVerdict.UNSUPPORTED, last_exception(text) or record.reason, end.version, record)
+    verdict, reason, has_failed = record.verdict, record.reason, record.verdict == LaneVerdict.ERROR
+    if has_failed and reason.startswith(results.NOT_COLLECTED):
+        verdict = LaneVerdict.UNSUPPORTED
+    elif has_failed and reason.startswith(NO_SENTINEL) and record.exit_status in FAILED and end.log is not None:
+        text = (session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
+        verdict, reason = LaneVerdict.UNSUPPORTED, last_exception(text) or reason
+    return Side(verdict, reason, end.version, record)
 
 
 def _by_checks(side: Side, record: LaneRecord, globs: tuple[str, ...]) -> tuple[LaneVerdict, str]:
@@ -150,3 +148,55 @@ def releases(cache: Cache, pack: Pack, within: str) -> list[ReleaseFile]:
         newest = ", ".join(release.version for release in available[-8:])
         raise HarnessError(f"--range {within!r}: no release of {upstream.package} lies in it. The newest: {newest}")
     return [release for release in available if release.version in inside]
+
+
+def search(judge: Callable[[int], Entry], end: int, anchor: int) -> None:
+    """Judge what decides where, between `anchor` and `end`, the bug of `anchor` begins or ends.
+
+    Until a right release is found, one that cannot be judged counts as the edge of what can be judged.
+    """
+    step = 1 if end > anchor else -1
+    untried = list(range(anchor + step, end + step, step))
+    place, is_bounded = len(untried) - 1, False
+    while untried:
+        entry = judge(untried[place])
+        if entry.verdict == WRONG:
+            untried = untried[place + 1 :]
+        elif entry.is_judged or not is_bounded:
+            is_bounded = is_bounded or entry.is_judged
+            untried = untried[:place]
+        else:
+            del untried[place]
+        place = len(untried) // 2
+
+
+def bisect(judging: Judging, releases: list[ReleaseFile]) -> tuple[list[Entry], bool]:
+    """Judge what decides where the bug of the pinned release, or else of the newest, begins and ends.
+
+    Return the entries in the order of the releases, and whether the user interrupted.
+    """
+    entries: dict[int, Entry] = {}
+
+    def judge(index: int) -> Entry:
+        if index not in entries:
+            judged, is_interrupted = judging.every([releases[index]])
+            if is_interrupted:
+                raise KeyboardInterrupt
+            entries[index] = judged[0]
+        return entries[index]
+
+    last = len(releases) - 1
+    anchor = next((index for index, release in enumerate(releases) if judging.is_pinned(release)), last)
+    is_interrupted = False
+    try:
+        if judge(anchor).verdict != WRONG:
+            raise HarnessError(
+                f"--bisect starts from {judge(anchor).label}, which gives {judge(anchor).verdict}. "
+                "Next: the same without --bisect",
+                status=Exit.DEVIATES,
+            )
+        search(judge, 0, anchor)
+        search(judge, last, anchor)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    return [entries[index] for index in sorted(entries)], is_interrupted

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.words import Evidence, LaneVerdict
@@ -51,37 +52,34 @@ class History:
 
 @dataclass(frozen=True)
 class Period:
-    """A stretch of rows with the bug, by their indices."""
+    """A stretch of rows with the bug, by their labels."""
 
-    first: int  # the first wrong row
-    last: int  # the last wrong row
-    before: int | None  # the last right row before it, or None
-    after: int | None  # the first right row after it, or None
+    first: str  # the first wrong row
+    last: str  # the last wrong row
+    before: str  # the last right row before it, or empty
+    after: str  # the first right row after it, or empty
 
 
-def periods(rows: Sequence[Entry]) -> list[Period]:
+def periods(verdicts: Mapping[str, LaneVerdict]) -> list[Period]:
     """List the stretches with the bug. A row that could not be judged neither begins nor ends a stretch."""
     stretches: list[Period] = []
-    last_right: int | None = None
-    first_wrong: int | None = None
-    last_wrong = 0
-    for index, row in enumerate(rows):
-        if row.verdict == WRONG:
-            first_wrong, last_wrong = (index if first_wrong is None else first_wrong), index
-        elif row.verdict == RIGHT:
-            if first_wrong is not None:
-                stretches.append(Period(first_wrong, last_wrong, last_right, index))
-            last_right, first_wrong = index, None
-    return stretches if first_wrong is None else [*stretches, Period(first_wrong, last_wrong, last_right, None)]
+    last_right, first_wrong, last_wrong = "", "", ""
+    for label, verdict in verdicts.items():
+        if verdict == WRONG:
+            first_wrong, last_wrong = first_wrong or label, label
+        elif verdict == RIGHT:
+            if first_wrong:
+                stretches.append(Period(first_wrong, last_wrong, last_right, label))
+            last_right, first_wrong = label, ""
+    return [*stretches, Period(first_wrong, last_wrong, last_right, "")] if first_wrong else stretches
 
 
-def _ends(rows: Sequence[Entry], period: Period) -> str:
+def _ends(period: Period, adjacent: set[tuple[str, str]]) -> str:
     """Say where the bug came and went, ``or earlier`` where the row before was not judged."""
-    came = f"bug from {rows[period.first].label}"
-    came += "" if period.before is not None and period.before + 1 == period.first else " or earlier"
-    if period.after is None:
-        return f"{came}, not fixed in {rows[period.last].label}"
-    return f"{came}, fixed in {rows[period.after].label}{'' if period.last + 1 == period.after else ' or earlier'}"
+    came = f"bug from {period.first}{'' if (period.before, period.first) in adjacent else ' or earlier'}"
+    if not period.after:
+        return f"{came}, not fixed in {period.last}"
+    return f"{came}, fixed in {period.after}{'' if (period.last, period.after) in adjacent else ' or earlier'}"
 
 
 def line(rows: Sequence[Entry]) -> str:
@@ -89,8 +87,9 @@ def line(rows: Sequence[Entry]) -> str:
     judged = [row for row in rows if row.is_judged]
     if not judged:
         return f"nothing can be said: none of the {len(rows)} could be judged"
-    stretches = periods(rows)
+    stretches = periods({row.label: row.verdict for row in rows})
     if not stretches:
         unjudged = len(rows) - len(judged)
         return f"no bug in the {len(judged)} that were judged" + (f"; {unjudged} were not" if unjudged else "")
-    return "; again ".join(_ends(rows, period) for period in stretches)
+    adjacent = set(itertools.pairwise(row.label for row in rows))
+    return "; again ".join(_ends(period, adjacent) for period in stretches)

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.commands import cli
+from harness.commands import audit, cli
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
-from harness.report import osv_records
 from testing.workbench import REPOSITORY
 
 STATES = {"0.9": "not judged", "1.0": "affected", "1.2": "affected", "2.0": "not affected"}
@@ -177,7 +176,7 @@ def test_an_environment_is_not_changed(folder: Path) -> None:
 
 @pytest.mark.parametrize(("pin", "status"), [("tilelang==0.1.15", 1), ("tilelang==9", 5), ("numpy==1.0", 0)])
 def test_the_real_records(tmp_path: Path, pin: str, status: int) -> None:
-    assert _audit(osv_records.FOLDER, *_pins(tmp_path, f"{pin}\n")).returncode == status
+    assert _audit(audit.FOLDER, *_pins(tmp_path, f"{pin}\n")).returncode == status
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": 1}', '{"affected": [], "database_specific": {"judged": {}}}'])
@@ -185,7 +184,7 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x_WRONG-NUMERICS-01.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(HarnessError, match="Next: "):
-        osv_records.load(path)
+        audit.load(path)
 
 
 def test_a_record_that_contradicts_itself_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from harness.core.words import LaneName, LaneVerdict, Role
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
-from harness.mutate import fates
-from harness.mutate.fates import Listed, ListedElsewhere
+from harness.mutate import campaign
+from harness.mutate.handwritten import Listed, ListedElsewhere
 from harness.receipt.strength import Fate, MutantRecord, count
 from testing.laid_out import HOST
 
@@ -46,13 +46,13 @@ RIGHT = (CheckLine("bug", Role.DEFECT, ok=True), CheckLine("other", Role.CONTROL
     ],
 )
 def test_only_a_failed_check_or_a_refused_mode_kills(end: LaneEnd, fate: Fate, by: tuple[str, ...]) -> None:
-    found = fates.fate_of_lane(MUTANT, PRISTINE, end)
+    found = campaign.fate_of_lane(MUTANT, PRISTINE, end)
     assert (found.fate, found.by, found.refused) == (fate, by, "")
     assert found.reason or fate in (Fate.SURVIVED, Fate.KILLED)
 
 
 def test_what_the_comparison_alone_refuses_has_survived_the_checks() -> None:
-    found = fates.fate_of_lane(MUTANT, PRISTINE, _end(LaneVerdict.FIX_VALIDATED, 0, checks=RIGHT, sha256="1"))
+    found = campaign.fate_of_lane(MUTANT, PRISTINE, _end(LaneVerdict.FIX_VALIDATED, 0, checks=RIGHT, sha256="1"))
     assert found.fate == Fate.SURVIVED
     assert found.refused == "PATCH_BREAKS: outputs differ from the pristine lane's: y"
 
@@ -70,7 +70,7 @@ def test_what_the_comparison_alone_refuses_has_survived_the_checks() -> None:
     ],
 )
 def test_what_says_nothing_is_run_again(verdict: LaneVerdict, status: int, again: bool) -> None:  # noqa: FBT001 - a case
-    assert fates.is_inconclusive(_end(verdict, status).record) is again
+    assert campaign.is_inconclusive(_end(verdict, status).record) is again
 
 
 def test_a_listed_mutant_is_equivalent_until_it_is_killed() -> None:
@@ -78,13 +78,13 @@ def test_a_listed_mutant_is_equivalent_until_it_is_killed() -> None:
     listed = Listed("name", "because", ("cpu",))
     assert listed.covers("cpu")
     assert not listed.covers("sm_90a")
-    survived = fates.apply_exemption(survivor, listed)
+    survived = campaign.apply_exemption(survivor, listed)
     assert (survived.fate, survived.reason, survived.listed, survived.why) == (Fate.EQUIVALENT, "because", True, "why")
-    killed = fates.apply_exemption(refused, listed)
+    killed = campaign.apply_exemption(refused, listed)
     assert (killed.fate, killed.listed) == (Fate.KILLED, True)
     elsewhere = ListedElsewhere("name", "kernel", ("cpu",))
-    assert fates.apply_exemption(survivor, elsewhere).fate == Fate.ELSEWHERE
-    assert fates.apply_exemption(refused, elsewhere).fate == Fate.KILLED
-    unlisted = fates.apply_exemption(survivor, None)
+    assert campaign.apply_exemption(survivor, elsewhere).fate == Fate.ELSEWHERE
+    assert campaign.apply_exemption(refused, elsewhere).fate == Fate.KILLED
+    unlisted = campaign.apply_exemption(survivor, None)
     assert count([survived, killed, unlisted]).of == 2
     assert count([survived, killed, unlisted]).killed == 1

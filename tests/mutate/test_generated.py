@@ -11,7 +11,7 @@ import pytest
 
 from harness.mutate import changes, generated
 from harness.mutate.generated import Candidate, Fix
-from harness.receipt.wrong_fixes import Mutant
+from harness.receipt.strength import Mutant
 
 OLD = "".join(f"line {number}\n" for number in range(1, 31))
 NEW = OLD.replace("line 3\n", "line 3\nx\ny\n").replace("line 6\n", "").replace("line 20\n", "line twenty\n")

@@ -15,7 +15,7 @@ from harness.core import git
 from harness.core.errors import HarnessError
 from harness.pack import load
 from harness.pack.model import Pack
-from harness.report import bundle, bundle_check, report
+from harness.report import bundle, report
 from testing.workbench import REPOSITORY, unpacked
 
 PACKS = [load.load_pack(folder) for folder in sorted((REPOSITORY / "packs").glob("*_*"))]
@@ -36,7 +36,7 @@ def test_its_bundle_is_made_and_holds(one: Pack) -> None:
         if "STALE" not in str(error):
             raise
         pytest.skip(str(error))
-    assert bundle_check.errors(sent, PACKS) == []
+    assert bundle.errors(sent, PACKS) == []
 
 
 def test_the_three_patches_for_mamba_apply_in_series(tmp_path: Path) -> None:

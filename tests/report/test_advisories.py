@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import shutil
@@ -11,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from harness.commands import audit
 from harness.core.errors import HarnessError
 from harness.pack import judges, load
 from harness.pack.model import Pack
 from harness.receipt.receipt import to_json
-from harness.report import advisories, osv_records
+from harness.report import advisories
 from testing import toys
 from testing.workbench import REPOSITORY, Workbench
 
 SCHEMA = REPOSITORY / "tests/report/record.schema.json"
-RECORDS = sorted(osv_records.FOLDER.glob("*.json"))
-NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
+RECORDS = sorted(audit.FOLDER.glob("*.json"))
 VERDICTS = {"B": "BUG_REPRODUCED", "r": "FIX_VALIDATED", "?": "UNSUPPORTED", "E": "ERROR", "C": "CONTROL_FAILED"}
 
 
@@ -74,7 +73,7 @@ def _valid(document: object, schema: Path = SCHEMA) -> None:
 def test_a_record_has_the_shape_that_osv_has(path: Path) -> None:
     document = json.loads(path.read_text(encoding="utf-8"))
     _valid(document)
-    assert osv_records.load(path).document["id"] == path.stem
+    assert audit.load(path).document["id"] == path.stem
     whole = os.environ.get("OSV_SCHEMA")  # a copy of upstream's own schema.json, which is not kept here
     if whole:
         _valid(document, Path(whole))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.words import LaneVerdict
-from harness.versions import bisection, timeline
+from harness.versions import judging, timeline
 from harness.versions.timeline import Entry
 from testing import histories
 from testing.package_index import served, settings
@@ -38,7 +38,7 @@ def _bisected(rows: list[Entry], end: int, anchor: int) -> list[Entry]:
         tried[index] = rows[index]
         return rows[index]
 
-    bisection.search(judge, end, anchor)
+    judging.search(judge, end, anchor)
     return [tried[index] for index in sorted(tried)]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from harness.pack import load
 from harness.pack.model import Pack
-from harness.report import bundle_check
+from harness.report import bundle
 from testing.workbench import Workbench, empty
 
 TOY = "60_script_and_contract"
@@ -122,7 +122,7 @@ BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
 @pytest.mark.parametrize("name", BUNDLES)
 def test_a_forged_bundle_is_refuted(honest: dict[str, bytes], pack: Pack, name: str) -> None:
     forge, words = BUNDLES[name]
-    found = bundle_check.errors(forge(honest), [pack])
+    found = bundle.errors(forge(honest), [pack])
     assert any(words in error for error in found), found
 
 
@@ -130,7 +130,7 @@ def test_no_flipped_bit_raises(honest: dict[str, bytes], pack: Pack) -> None:
     data = _zipped(honest)
     for place in range(0, len(data), max(1, len(data) // 100)):
         forged = data[:place] + bytes([data[place] ^ 0x20]) + data[place + 1 :]
-        assert all(isinstance(error, str) for error in bundle_check.errors(forged, [pack]))
+        assert all(isinstance(error, str) for error in bundle.errors(forged, [pack]))
 
 
 def test_an_honest_bundle_holds_and_a_forged_one_is_refuted_line_by_line(
