@@ -21,7 +21,7 @@ from harness.suites.receipt import SuiteReceipt
 
 THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pull|discussions)/(?P<number>\d+)")
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
-PATCH_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.patch")
+PATCH_NAME = re.compile(r"(?:data/)?[A-Za-z0-9][\w.-]*\.patch")
 INDEX = re.compile(r"(?m)^index [0-9a-f]{40}\.\.[0-9a-f]{40}.*\n")
 CHANGED = re.compile(r"(?m)^(?:\+(?!\+\+ )|-(?!-- ))")
 #: Lines that a diff adds and removes, up to which a report shows it unfolded.

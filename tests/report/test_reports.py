@@ -153,6 +153,7 @@ def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
         "verdicts:cpu",
         "diff:none.patch",
         "diff:../x.patch",
+        "diff:data/../x.patch",
         "figure:cpu:none",
         "figure:sm_90a:max_error",
         "data:none.json:key",
