@@ -23,7 +23,7 @@ class Planned:
 
 def strongest_evidence(host: Host, name: str, target: Target) -> Evidence | None:
     """Return the strongest evidence that pack.toml admits and this host can produce; None if there is none."""
-    executes = host.count(name) >= target.gpus
+    executes = host.count(name) > 0
     available = (evidence for evidence in target.evidence if executes or evidence != Evidence.EXECUTED)
     return min(available, key=lambda evidence: evidence.rank, default=None)
 
@@ -49,9 +49,8 @@ def _planned(pack: Pack, name: str, host: Host) -> Planned:
     reason = version_mismatch(pack, host)
     evidence = strongest_evidence(host, name, stated)
     if evidence is None:
-        available = f"{host.count(name)} of {stated.gpus} {name} GPUs" if host.count(name) else f"no {name} GPU"
         on_gpu = f"this pack judges {name} on a GPU alone"
-        reason = f"{available} here, and {on_gpu if name in targets else listing}"
+        reason = f"no {name} GPU here, and {on_gpu if name in targets else listing}"
     return Planned(name, None if reason else evidence, reason)
 
 

@@ -144,7 +144,7 @@ class Target:
     timeout_s: forms.Seconds = 600.0  # of one lane
     #: Its figures in ms, MiB and the like are compared from run to run; the contract times with `alone`.
     measures: bool = False
-    gpus: forms.Count = 1  # that an executed lane needs at once
+    gpus: forms.Count = 1  # that an executed lane takes, or as many as the host has: what needs more is not judged
     #: Ranks of the largest group that the contract starts; 1: it starts none.
     ranks: forms.Count = 1
     #: Processes in which the contract may compile kernels, or run cases, at once.
@@ -156,6 +156,10 @@ class Target:
     def claims_of(self, evidence: Evidence | None) -> tuple[str, ...]:
         """Return the claims that both lanes must support; some need the GPU itself."""
         return self.claims + (self.claims_executed if evidence == Evidence.EXECUTED else ())
+
+    def ranks_on(self, gpus: int) -> int:
+        """Return the ranks of the largest group on so many GPUs: one a GPU, if these are fewer than stated; 0: none."""
+        return min(self.ranks, gpus) if 0 < gpus < self.gpus else self.ranks
 
 
 CPU = "cpu"

@@ -90,8 +90,8 @@ def _lies_beside(log: LogRecord) -> bool:
 class Receipt:
     """One pack on one target, as it was judged.
 
-    `ranks` is what pack.toml states: the size of the largest group that the contract starts, 1 without a group. `fix`
-    is None where no patched lane ran. `about` names the defect checks of the verdict; it is empty for all of them.
+    `ranks` is the size of the largest group that the contract starts, as of `Target.ranks_on`; 1 without one. `fix` is
+    None where no patched lane ran. `about` names the defect checks of the verdict; it is empty for all of them.
     """
 
     schema: Annotated[int, Form(f"{SCHEMA}, which this runner knows", SCHEMA.__eq__)]

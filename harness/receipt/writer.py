@@ -95,7 +95,7 @@ def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
         started=dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds"),
         seconds=round(outcome.seconds, 3),
         repeats=receipt.Repeats(outcome.agreeing, len(outcome.runs)),
-        ranks=cell.stated.ranks,
+        ranks=outcome.ranks,
         about=cell.about,
     )
 

@@ -111,7 +111,7 @@ def _host_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
     target = pack.definition.targets.get(receipt.target)
     if target is None or receipt.evidence not in target.evidence:
         yield f"target: the pack lists no {receipt.evidence} evidence for {receipt.target}"
-    elif (gpus and len(gpus) != target.gpus) or receipt.ranks != target.ranks:
+    elif len(gpus) > target.gpus or receipt.ranks != target.ranks_on(len(gpus)):
         yield f"host.gpus, ranks: pack.toml states {target.gpus} and {target.ranks}"
     try:
         members = requirements.named_set(pack.definition, receipt.dependencies.name, python_tag(receipt.host.python))

@@ -72,7 +72,7 @@ def row(outcome: Outcome, logs: tuple[Path, ...]) -> RunRow:
         receipt=str(outcome.receipt or ""),
         logs=tuple(str(log) for log in logs),
         expectation="" if cell.is_listed else NO_EXPECTATION,
-        ranks=cell.stated.ranks,
+        ranks=outcome.ranks,
         tree=f"{definition.upstream.package} {outcome.version}".strip(),
     )
 

@@ -34,6 +34,7 @@ class Task:
     #: the keys of the lanes that have to end first: the pristine lane if it has to reproduce the bug first, and the
     #: previous repetition, since both use the same JIT caches
     after: tuple[str, ...] = ()
+    gpus: int = 0  # how many it takes; 0 if it runs on the cores alone
     seconds: float | None = None  # how long it took before; None without a receipt
     urgent: bool = False  # the last sweep did not run it
     faults: int = 0  # how many of its runs a GPU with a fault ended; after one it shares no GPU
@@ -47,10 +48,6 @@ class Task:
     def exclusive(self) -> bool:
         """Whether it shares neither a GPU nor (without one) the cores."""
         return self.faults > 0 or self.cell.alone
-
-    @property
-    def gpus(self) -> int:
-        return self.cell.stated.gpus if self.cell.gpu else 0
 
     @property
     def processes(self) -> int:
@@ -77,6 +74,12 @@ class Task:
         return f"logs/{cell.pack.name}/{cell.target}.{cell.evidence}{column}.{self.lane}{suffix}.log"
 
 
+def _gpus_of(cell: Cell, host: Host) -> int:
+    """Return how many GPUs a lane takes: as many as pack.toml states, or as there are. A Slurm node has them all."""
+    stated = cell.stated.gpus if cell.gpu else 0
+    return min(stated, host.count(cell.gpu) or stated)
+
+
 def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
     """Return the parts of a key that all lanes of a cell share."""
     definition, stated = cell.pack.definition, cell.stated
@@ -91,7 +94,7 @@ def _key_base(cell: Cell, host: Host) -> tuple[object, ...]:
         cell.target,
         cell.evidence,
         stated.loads,
-        stated.gpus,
+        _gpus_of(cell, host),
         definition.claims,
         definition.upstream.modules,
         cell.environment or sys.prefix,
@@ -116,7 +119,7 @@ def tasks(cell: Cell, host: Host, repeat: int, *, urgent: bool = False) -> list[
     if cell.evidence is None:
         return []
     base, patches = _key_base(cell, host), _patches_key(cell)
-    durations = _durations(cell.pack.receipts)
+    durations, gpus = _durations(cell.pack.receipts), _gpus_of(cell, host)
     waits = cell.lanes == BOTH_LANES and not cell.is_stated
     planned: list[Task] = []
     previous: dict[LaneName, str] = {}
@@ -130,7 +133,7 @@ def tasks(cell: Cell, host: Host, repeat: int, *, urgent: bool = False) -> list[
             after = [previous[lane]] if previous else []
             after += [pristine] if waits and lane == LaneName.PATCHED else []
             seconds = durations.get((f"{cell.target}.{cell.evidence}", lane))
-            planned.append(Task(cell, lane, number, keys[lane], pristine, tuple(after), seconds, urgent))
+            planned.append(Task(cell, lane, number, keys[lane], pristine, tuple(after), gpus, seconds, urgent))
         previous = keys
     return planned
 

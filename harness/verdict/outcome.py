@@ -59,6 +59,11 @@ class Outcome:
         return self.last[-1].gpus if self.last and self.cell.evidence == Evidence.EXECUTED else ()
 
     @property
+    def ranks(self) -> int:
+        """The ranks of the largest group that the contract starts."""
+        return self.cell.stated.ranks_on(len(self.gpus))
+
+    @property
     def seconds(self) -> float:
         """The seconds of all lanes, added up."""
         return sum(end.seconds for run in self.runs for end in run)

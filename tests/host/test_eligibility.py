@@ -71,8 +71,15 @@ def test_an_unlisted_gpu_is_given_what_the_listed_one_needs(workbench: Workbench
     pack = replace(pack, definition=replace(pack.definition, targets={"sm_90a": target}))
     stated = pack.definition.stated("sm_100a")
     assert (stated.dependencies, stated.gpus, stated.loads, stated.claims) == ("other", 2, (), ())
-    single = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", "10.0"),))
-    assert eligibility.plan(pack, "auto", single)[0].reason.startswith("1 of 2 sm_100a GPUs here")
+
+
+def test_one_gpu_is_enough_for_a_pack_that_takes_two(workbench: Workbench) -> None:
+    pack = load.load_pack(workbench.lay("01_confirmed"))
+    target = Target((Evidence.EXECUTED,), ("src/x.py",), gpus=2, ranks=2)
+    pack = replace(pack, definition=replace(pack.definition, targets={"sm_90a": target}))
+    assert eligibility.plan(pack, "auto", H200)[0].evidence == Evidence.EXECUTED
+    assert [target.ranks_on(gpus) for gpus in (0, 1, 2)] == [2, 1, 2]
+    assert replace(target, gpus=1).ranks_on(1) == 2, "these share a GPU"
 
 
 def test_all_leaves_out_what_this_host_cannot_show_but_never_says_nothing(workbench: Workbench) -> None:

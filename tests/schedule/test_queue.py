@@ -26,7 +26,7 @@ def _task(
     one = replace(toy.pack, definition=replace(toy.pack.definition, targets=targets))
     toy = replace(toy, is_wrong_fix=wrong, alone=alone)
     where = {"target": "sm_90a", "evidence": Evidence.EXECUTED} if gpus else {}
-    return Task(replace(toy, pack=one, **where), LaneName.PRISTINE, 1, name, name, seconds=seconds)  # type: ignore[arg-type]
+    return Task(replace(toy, pack=one, **where), LaneName.PRISTINE, 1, name, name, gpus=gpus, seconds=seconds)  # type: ignore[arg-type]
 
 
 def _device(number: int, memory_gib: float = 140.0, *, is_instance: bool = False) -> Device:
