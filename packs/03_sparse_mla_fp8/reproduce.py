@@ -4,27 +4,26 @@
 # ///
 """Megatron's fused sparse MLA copies an FP8 query and key to bfloat16, 2 times their bytes, or gets 2 NULL pointers.
 
-No warning says so. A Float8Tensor of Transformer Engine reports the dtype that it stands for, and the data_ptr() 0. The
-dispatcher looks at the dtype alone, and its permute() dequantizes. SparseMLA.apply gives the kernel the Float8Tensors,
-two NULL pointers, if the batch is 2 or more and lengths are multiples of 256. Plain bfloat16 must be right.
-Since https://github.com/NVIDIA/Megatron-LM/pull/5049. Without a GPU, the kernel, tilelang and TE's extension are mocks.
+No warning says so. A Float8Tensor of Transformer Engine has the dtype that it stands for, and the data_ptr() 0. The
+dispatcher looks at the dtype, and dequantizes. SparseMLA.apply gives the kernel NULL, if the batch is 2 or more and
+lengths are multiples of 256. Since pull request 5049. Without a GPU or TE's extension, mocks stand for the kernels.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
 """
 
-import importlib.util
 import os
 import sys
 import warnings
+from pathlib import Path
+from sysconfig import get_path
 from unittest.mock import MagicMock
 
 import torch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if (installed := importlib.util.find_spec("transformer_engine")) is None:
-    print("UNSUPPORTED: needs transformer-engine 2.12.0")
-    sys.exit(125)
+compiled = any(Path(get_path("purelib")).rglob("transformer_engine_torch*.so"))
+torch.set_default_device("cuda" if torch.cuda.is_available() and compiled else "cpu")
+DEVICE = torch.get_default_device().type
 if DEVICE == "cpu":  # first Megatron alone: where it sees Transformer Engine, it asks for the compiled extension
     sys.modules |= {"tilelang": MagicMock(), "transformer_engine": None}
 from megatron.core import fp8_utils
@@ -33,16 +32,17 @@ from megatron.core.transformer.experimental_attention_variant.ops import sparse_
 if DEVICE == "cpu":  # then Transformer Engine's tensor classes, with a mock of the extension
     del sys.modules["transformer_engine"]
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # transformer_engine then loads no library
-    extension = MagicMock(dequantize=lambda tensor, _: torch.zeros(tensor.shape, dtype=torch.bfloat16))
-    extension.DType.kFloat8E4M3.name = "kFloat8E4M3"
-    package = MagicMock(__spec__=None, __path__=[f"{path}/pytorch" for path in installed.submodule_search_locations])
-    sys.modules |= {"transformer_engine_torch": extension, "transformer_engine.pytorch": package}
+    extension = MagicMock(dequantize=lambda x, _: torch.zeros(x.shape).bfloat16(), **{"DType.kFloat8E4M3.name": "FP8"})
+    sys.modules |= {"transformer_engine_torch": extension, "transformer_engine.pytorch": MagicMock(__spec__=None)}
+    import transformer_engine
+
+    transformer_engine.pytorch.__path__ = [f"{transformer_engine.__path__[0]}/pytorch"]
 from transformer_engine.pytorch.tensor import Float8Tensor, QuantizedTensor
 from transformer_engine_torch import DType
 
 fp8_utils.FP8_TENSOR_CLASS, fp8_utils.HAVE_TE_FP8_TENSOR_CLASS = QuantizedTensor, True
 kernel, operands = sparse_mla.sparse_mla_fwd_interface, []
-indices = torch.randint(256, (2, 256, 64), dtype=torch.int32, device=DEVICE)
+indices = torch.randint(256, (2, 256, 64), dtype=torch.int32)
 
 
 def noted(query, key, indices, **options):
@@ -50,22 +50,22 @@ def noted(query, key, indices, **options):
     operands[:] = query, key
     if DEVICE == "cuda" and query.data_ptr() and key.data_ptr():
         return kernel(query, key, indices, **options)
-    return torch.zeros(2, 256, 16, 512, device=DEVICE).bfloat16(), torch.zeros(2, 256, 16, device=DEVICE)
+    return torch.zeros(2, 256, 16, 512).bfloat16(), torch.zeros(2, 256, 16)
 
 
 def is_right(name, bits, *layout):
     """Call an entry point with bfloat16 (16 bits) or FP8 (8), and judge what the kernel gets."""
-    pair = [torch.ones(*layout, heads, 576, device=DEVICE).bfloat16() for heads in (16, 1)]
+    pair = [torch.ones(*layout, heads, 576).bfloat16() for heads in (16, 1)]
     if bits == 8:
-        options = {"fp8_scale_inv": torch.ones(1, device=DEVICE), "dtype": torch.bfloat16, "device": DEVICE}
-        pair = [x.to(torch.float8_e4m3fn).view(torch.uint8) for x in pair]
-        pair = [Float8Tensor(shape=x.shape, data=x, fp8_dtype=DType.kFloat8E4M3, **options) for x in pair]
+        form = {"fp8_dtype": DType.kFloat8E4M3, "fp8_scale_inv": torch.ones(1), "dtype": torch.bfloat16}
+        data = [x.to(torch.float8_e4m3fn).view(torch.uint8) for x in pair]
+        pair = [Float8Tensor(shape=x.shape, data=x, device=DEVICE, **form) for x in data]
     with warnings.catch_warnings(record=True, action="always") as caught:
         if name == "SparseMLA.apply":
             sparse_mla.SparseMLA.apply(*pair, indices[:, :, None], 0.04)
         else:
             tilelang_dsa.fused_sparse_mla_absorbed(*pair, indices, 0.04, 512)
-    told, null = sum("megatron" in x.filename for x in caught), [x.data_ptr() for x in operands].count(0)
+    told, null = sum("megatron" in x.filename for x in caught), sum(x.data_ptr() == 0 for x in operands)
     times = sum(x.nbytes for x in operands) / sum(x.numel() * bits / 8 for x in pair)
     print(f"{name}, {bits} bits: {null} NULL pointers, bytes x {times:g}, {told} warnings; right: 0, x 1 or a warning")
     return null == 0 and (times <= 1 or told > 0)
