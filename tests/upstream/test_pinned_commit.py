@@ -63,7 +63,8 @@ def test_a_host_that_cannot_be_reached_fails_no_run(workbench: Workbench) -> Non
     ended = workbench.run("run", "--target", "cpu", "--online")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 of 1 as expected: 1 CONFIRMED; 1 not judged: 1 UNAVAILABLE." in ended.stdout
-    assert "Could not resolve host" in ended.stderr
+    assert "Could not resolve host: nowhere.invalid. Next: --mirrors DIR" in ended.stderr
+    assert "warning: 01_confirmed: fix.patch was not tried" in workbench.run("check", "1", "--online").stdout
     assert workbench.run("run", "1", "--target", "cpu", "--online").returncode == 5
 
 
