@@ -49,8 +49,9 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     report = workbench.run("report", "1")
     assert report.returncode == 0, report.stderr
     assert f"commit {commit[:12]} of" in report.stdout
-    swept = workbench.run("sweep", "--runs", str(workbench.folder / "sweeps"), *places)
+    swept = workbench.run("sweep", "--latest", "--runs", str(workbench.folder / "sweeps"), *places)
     assert swept.returncode == 0, swept.stdout + swept.stderr
+    assert "1 cells: 1 CONFIRMED" in swept.stdout, "its code is in no release"
     filled = workbench.run("fetch", "--cache", str(workbench.folder / "filled"), *places)
     assert filled.returncode == 0, filled.stderr
     assert workbench.rows("--cache", str(workbench.folder / "filled"))[0] == 0
