@@ -4,6 +4,7 @@
 # (CUDA) build of PyTorch: 3 GB. Elsewhere it installs the CPU build: 0.2 GB, from a local wheel or the configured index
 # where pip finds one there, else from PyTorch's public CPU index.
 set -eu
+exec 3>&2  # messages of this script, also where pip's first try is silent
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
 
@@ -23,7 +24,7 @@ stamp=.venv/.complete-$(cat pyproject.toml setup.sh | cksum | cut -d ' ' -f 1)
     exit 2
 }
 install() {
-    echo "setup.sh: pip install $*" >&2
+    echo "setup.sh: pip install $*" >&3
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
 }
 if [ -e /proc/driver/nvidia/version ]; then

@@ -95,4 +95,5 @@ def _write(path: Path, data: bytes) -> None:
         if path.is_file():
             path.unlink()  # half a bundle is useless
         status = Exit.DEVIATES if error.errno in NO_ROOM else Exit.WRONG_CALL
-        raise HarnessError(f"{path} cannot be written ({error.strerror}). Next: --bundle FILE", status=status) from None
+        next_step = "free room" if status == Exit.DEVIATES else "--bundle FILE, in a folder that you can write"
+        raise HarnessError(f"{path} cannot be written ({error.strerror}). Next: {next_step}", status=status) from None

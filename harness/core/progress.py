@@ -8,6 +8,7 @@ from typing import Self, TextIO
 
 from rich import progress
 from rich.console import Console
+from rich.table import Column
 
 from harness.core.terminal import visible
 
@@ -26,8 +27,9 @@ class Progress:
         self._console = Console(file=stream, highlight=False, quiet=stream is None)
         self._live = progress.Progress(
             progress.SpinnerColumn(),
-            progress.TextColumn("{task.fields[count]}{task.description}", markup=False),
-            progress.TimeElapsedColumn(),
+            # On a narrow terminal the text wraps; times are never cut.
+            progress.TextColumn("{task.fields[count]}{task.description}", markup=False, table_column=Column()),
+            progress.TimeElapsedColumn(table_column=Column(no_wrap=True)),
             progress.TextColumn("{task.fields[estimate]}"),
             console=self._console,
             transient=True,

@@ -13,8 +13,8 @@ from harness.core.errors import HarnessError, NoRoomError
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FORBIDDEN = {errno.EACCES, errno.EROFS, errno.EPERM}
-#: A file lies in the place of a folder.
-NO_FOLDER = {errno.ENOTDIR, errno.EEXIST}
+#: A file lies in the place of a folder, or no folder can be made there.
+NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
 
 
 def _existing(path: Path) -> Path:
@@ -36,11 +36,11 @@ def guard(folder: Path, noun: str, option: str) -> Iterator[None]:
                 f"no room in {noun} {folder} ({free} MiB free); nothing half-written was kept. "
                 f"Next: free room, or name another folder with {option}"
             ) from None
-        if error.errno in NO_FOLDER and not _existing(folder).is_dir():
-            raise HarnessError(f"{noun} {folder} is no folder. Next: name another one with {option}") from None
         if error.errno in FORBIDDEN:
             raise NoRoomError(
                 f"{noun} {folder} cannot be written ({os.strerror(error.errno)}). "
                 f"Next: name another folder with {option}"
             ) from None
+        if error.errno in NO_FOLDER and not folder.is_dir():
+            raise HarnessError(f"{noun} {folder} is no folder. Next: name another one with {option}") from None
         raise

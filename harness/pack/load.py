@@ -32,7 +32,7 @@ def load_pack(folder: Path) -> Pack:
     except UnicodeDecodeError as error:
         raise HarnessError(f"{folder.name}/pack.toml: not UTF-8: {error.reason} at byte {error.start}") from None
     except structure.StructureError as error:
-        raise HarnessError(f"{folder.name}/pack.toml: {error}. Next: runner.py check {folder.name}") from None
+        raise HarnessError(f"{folder.name}/pack.toml: {error}. Next: CONTRIBUTING.md, pack.toml") from None
 
 
 def folders(packs: Path) -> list[Path]:

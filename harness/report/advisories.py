@@ -138,7 +138,10 @@ def _judgement(lanes: list[Lane]) -> dict[str, object]:
     if verdict not in (WRONG, RIGHT):
         reason = f"{verdict} {decisive_lane.reason}".strip()
         return {"state": State.NOT_JUDGED.value, "evidence": [], "reason": reason}
-    evidence = sorted((lane.evidence.rank, lane.target, lane.text) for lane in lanes if lane.verdict == verdict)
+    agreeing = [lane for lane in lanes if lane.verdict == verdict]
+    fresh = {(lane.evidence, lane.target) for lane in agreeing if not lane.outdated}
+    shown = (lane for lane in agreeing if not lane.outdated or (lane.evidence, lane.target) not in fresh)
+    evidence = sorted((lane.evidence.rank, lane.target, lane.text) for lane in shown)
     state = State.AFFECTED if verdict == WRONG else State.UNAFFECTED
     return {"state": state.value, "evidence": list(dict.fromkeys(text for _, _, text in evidence)), "reason": ""}
 

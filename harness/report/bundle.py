@@ -106,6 +106,19 @@ def build(pack: Pack, scrubber: Scrubber) -> bytes:
     return stream.getvalue()
 
 
+def _require_layout(data: bytes, archive: zipfile.ZipFile) -> None:
+    """Raise HarnessError where another program could extract other files: members follow each other, and no more."""
+    position = directory = 0
+    for info in archive.infolist():
+        header = info.FileHeader()  # as it stands before a member that the runner wrote
+        if info.header_offset != position or not data.startswith(header, position):
+            raise HarnessError(f"member {info.filename[:60]!r}: something stands before it, or in its header")
+        position += len(header) + info.compress_size
+        directory += zipfile.sizeCentralDir + len(info.filename.encode())  # type: ignore[attr-defined]
+    if len(data) != position + directory + zipfile.sizeEndCentDir:  # type: ignore[attr-defined]
+        raise HarnessError("it is no bundle: something stands beside its members")
+
+
 def _read_members(data: bytes) -> dict[str, bytes]:
     """Read a zip as the runner writes it; HarnessError is raised for any other file.
 
@@ -126,6 +139,7 @@ def _read_members(data: bytes) -> dict[str, bytes]:
                     raise HarnessError(f"member {info.filename[:60]!r}: it stands there twice")
                 with archive.open(info) as member:  # reads at most one byte more than the member states
                     content[info.filename] = member.read(info.file_size + 1)
+            _require_layout(data, archive)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
         raise HarnessError(f"it is no zip that can be read: {error}") from None
     return content

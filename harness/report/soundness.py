@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from harness.core.cache import Cache
-from harness.core.errors import Finding, HarnessError, UnavailableError
+from harness.core.errors import Finding, HarnessError, UnavailableError, UnreachableError
 from harness.core.words import Role, SuiteVerdict, Verdict
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host
@@ -35,8 +35,8 @@ def findings(pack: Pack, cache: Cache, host: Host) -> list[Finding]:
     """List everything that is wrong with a pack, all at once; the warnings come last."""
     receipts, found = _read_receipts(pack, host)
     pristine, misfits = _pinned_tree(pack, cache)
-    errors = [*_script_errors(pack), *_patch_errors(pack), *misfits, *report.errors(pack)]
-    found += map(Finding, errors)
+    found += map(Finding, (*_script_errors(pack), *_patch_errors(pack), *report.errors(pack)))
+    found += misfits
     found += _ask_findings(pack, cache, [*receipts.values()])
     try:
         advisories.workaround(pack)
@@ -149,13 +149,14 @@ def _patch_errors(pack: Pack) -> Iterator[str]:
         yield from (f"{test.name}: {error}" for error in [*errors, *_index_errors(files)])
 
 
-def _pinned_tree(pack: Pack, cache: Cache) -> tuple[Tree | None, list[str]]:
+def _pinned_tree(pack: Pack, cache: Cache) -> tuple[Tree | None, list[Finding]]:
     """Return the pinned tree, or None if it cannot be fetched, and what is wrong with fix.patch on it."""
     try:
         pristine = tree.materialize(cache, pack.definition.upstream, pinned_source(pack.definition))
     except HarnessError as error:
-        return None, [f"fix.patch was not tried: {error}"] if pack.patch.exists() else []
-    return pristine, [*_misfits(pack, cache, pristine)] if pack.patch.exists() else []
+        finding = Finding(f"fix.patch was not tried: {error}", is_warning=isinstance(error, UnreachableError))
+        return None, [finding] if pack.patch.exists() else []
+    return pristine, [*map(Finding, _misfits(pack, cache, pristine))] if pack.patch.exists() else []
 
 
 def _misfits(pack: Pack, cache: Cache, pristine: Tree) -> Iterator[str]:

@@ -140,7 +140,7 @@ class Scheduler:
         error = layout.exception()
         if error is None:
             self._prepared[cell.name] = layout.result()
-        else:
+        elif not self.account.interrupted:  # Ctrl-C on a terminal also ends the programs that lay out a tree
             self.account.fail(outcome_of_error(error, cell))
             self._open = {key: task for key, task in self._open.items() if task.cell.name != cell.name}
 

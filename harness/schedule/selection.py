@@ -108,7 +108,8 @@ def sweep_cells(pairs: list[tuple[Pack, str]], host: Host, cache: Cache, *column
             pinned = cell_of(pack, planned, Request(), host, cache)
             cells.append(pinned)
             for column in columns if pinned.evidence is not None else ():
-                if column == HEAD and upstream.is_compiled:  # it would have to be built
+                # A compiled head would have to be built; the code of a pack that pins a commit is in no release.
+                if upstream.is_compiled if column == HEAD else upstream.is_commit:
                     continue
                 origin, fields = look_up(column, subjects[column], upstream.is_wheel)
                 cell = cell_of(pack, planned, Request(origin), host, cache)

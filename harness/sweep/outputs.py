@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,8 @@ from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 FOLDER = Path(__file__).parent
 #: How many of the last bytes of a log go into the page, if the cell needs attention.
 LOG_BYTES = 8 * 1024
+#: Characters of a reason in the lines for a terminal: one contract can have dozens of wrong checks.
+REASON_WIDTH = 200
 GOOD = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
 
 
@@ -52,7 +55,8 @@ def change_lines(results: Results) -> list[str]:
         problems = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
         if row.deviation and not problems:
             problems = [f"STILL {row.says}: {row.deviation}"]
-        reason = "" if any(row.reason in text for text in problems) else f" ({row.reason})"
+        reason = textwrap.shorten(row.reason, REASON_WIDTH, placeholder=" ...")
+        reason = "" if any(row.reason in text for text in problems) else f" ({reason})"
         if row.known:
             known.append(f"{row.name}: KNOWN {row.known}: {'; '.join(problems)}")
         else:

@@ -135,11 +135,12 @@ def _clone(cache: Cache, url: str, commit: str) -> Path:
         return clone
     fetched = git.run(["fetch", "--quiet", "--", url, "+refs/*:refs/upstream/*"], clone)
     if fetched.returncode != 0:
-        is_unreachable = NO_ACCESS in fetched.stderr and ANSWERED not in fetched.stderr
-        error = UnreachableError if is_unreachable else UnavailableError
-        raise error(f"git+...@{commit}: cannot be fetched: {git.last_line(fetched.stderr)}")
+        message = f"commit {commit[:12]} cannot be fetched: {git.last_line(fetched.stderr)}"
+        if NO_ACCESS in fetched.stderr and ANSWERED not in fetched.stderr:
+            raise UnreachableError(f"{message}. Next: --mirrors DIR (CONTRIBUTING.md, Commits without network)")
+        raise UnavailableError(message)
     if not has_commit():
-        raise UnavailableError(f"git+...@{commit}: the repository has no such commit. Next: name all 40 digits")
+        raise UnavailableError(f"commit {commit}: the repository has no such commit. Next: name all 40 digits")
     return clone
 
 

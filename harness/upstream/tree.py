@@ -83,7 +83,7 @@ def _from_commit(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
 
     def build(entry: Path) -> None:
         if checkout.full_commit(cache, url, commit) != commit:
-            raise UnavailableError(f"git+...@{commit}: that is the name of a tag. Next: name its commit")
+            raise UnavailableError(f"{commit} is the name of a tag. Next: name its commit")
         checkout.copy_commit(cache, url, commit, entry / "content")
 
     version = f"commit {commit}"

@@ -133,6 +133,7 @@ def test_no_report_is_made_of_a_receipt_that_is_none(many: Workbench) -> None:
         ("is no folder", ("run", "--cache", "/dev/null/x")),
         ("PYTHONPATH", ("run", "--cache", "/tmp/a:b")),  # noqa: S108 - it is refused
         ("is no folder", ("sweep", "--runs", "/dev/null")),
+        ("is no folder", ("run", "--cache", "/proc/x")),
         ("error:", ("run", "--upstream", "path:/proc/self")),
         ("error:", ("run", "--upstream", "path:/" + "x" * 5000)),
     ],
@@ -157,7 +158,10 @@ def test_a_full_standard_output_is_told(workbench: Workbench) -> None:
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
 
 
-@pytest.mark.parametrize(("place", "status", "said"), [(".", 2, "is a folder"), ("/dev/full", 1, "cannot be written")])
+@pytest.mark.parametrize(
+    ("place", "status", "said"),
+    [(".", 2, "is a folder"), ("/dev/full", 1, "free room"), ("no/x.zip", 2, "in a folder")],
+)
 def test_a_bundle_is_written_into_a_file(judged: Workbench, place: str, status: int, said: str) -> None:
     ended = judged.run("report", SOUND, "--bundle", place)
     assert (ended.returncode, said in ended.stderr, "Traceback" in ended.stderr) == (status, True, False), ended.stderr

@@ -164,6 +164,8 @@ def test_an_older_script_is_told_and_gives_way_to_todays(recorded: Workbench) ->
     said = _document(recorded)["database_specific"]["judged"]
     assert said["0.9"]["evidence"] == ["traced on cpu (the script or the contract changed since)"]
     assert said["1.0"]["state"] == "affected"
+    _keep(recorded, {"1.0": "B"}, probe="0" * 64)
+    assert _document(recorded)["database_specific"]["judged"]["1.0"]["evidence"] == ["traced on cpu"]
     _keep(recorded, {"0.9": "B"}, probe="0" * 64, meaning=judges.meaning_of(_pack(recorded)))
     judged = _document(recorded)["database_specific"]["judged"]
     assert judged["0.9"]["evidence"] == ["traced on cpu"], "a comment changed, and no check"

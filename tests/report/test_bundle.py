@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import stat
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -43,13 +45,20 @@ def honest(bench: Workbench) -> dict[str, bytes]:
         return {info.filename.partition("/")[2]: opened.read(info) for info in opened.infolist()}
 
 
-def _zipped(content: dict[str, bytes], top: str = TOY, mode: int = 0o644 << 16) -> bytes:
+def _zipped(
+    content: dict[str, bytes], top: str = TOY, mode: int = 0o644 << 16, extra: bytes = b"", hidden: bytes = b""
+) -> bytes:
+    """Zip `content`; fix.patch has the field `extra`, and `hidden` stands before the directory."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as opened:
         for name, data in content.items():
             info = zipfile.ZipInfo(f"{top}/{name}" if top else name)
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, mode
+            info.extra = extra if name == "fix.patch" else b""
             opened.writestr(info, data)
+        if hidden:
+            opened.fp.write(hidden)  # type: ignore[union-attr]
+            opened.start_dir += len(hidden)
     return stream.getvalue()
 
 
@@ -113,6 +122,16 @@ BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
     "a thousand members": (lambda sent: _zipped(sent | {f"x{n}": b"" for n in range(1000)}), "more than 500 members"),
     "something behind the zip": (lambda sent: _zipped(sent) + b"more" * 20_000, "no zip"),
     "something before the zip": (lambda sent: b"#!/bin/sh\n" + _zipped(sent), "something stands around the zip"),
+    "a name that unzip alone reads": (
+        lambda sent: _zipped(
+            sent, extra=struct.pack("<HHBL4s", 0x7075, 9, 1, zlib.crc32(f"{TOY}/fix.patch".encode()), b"evil")
+        ),
+        "something stands beside its members",
+    ),
+    "a member that no directory lists": (
+        lambda sent: _zipped(sent, hidden=_zipped({"run.sh": b"rm"}, "").partition(b"PK\x01\x02")[0]),
+        "something stands beside its members",
+    ),
     "half a zip": (lambda sent: _zipped(sent)[: len(_zipped(sent)) // 2], "no zip"),
     "nothing": (lambda _: b"", "no zip"),
     "half a receipt": (lambda sent: _zipped(sent | {RECEIPT: sent[RECEIPT][:500]}), RECEIPT),

@@ -136,6 +136,21 @@ def test_an_interruption_between_a_message_and_its_counting_holds_nothing_up(
     assert time.monotonic() - started < DRAIN_SECONDS / 3
 
 
+def test_a_layout_that_an_interruption_broke_is_no_error(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_once = Scheduler._await  # noqa: SLF001 - there it may come
+
+    def interrupted(scheduler: Scheduler, seconds: float) -> list[Cell]:
+        if seconds:
+            wait(scheduler._layouts)  # noqa: SLF001 - it has failed, and was not handled yet
+            raise KeyboardInterrupt
+        return wait_once(scheduler, seconds)
+
+    monkeypatch.setattr(Scheduler, "_await", interrupted)
+    account = stage.run(Script(broken={stage.cell.pack.name: OSError("cp was killed")}))
+    assert (account.interrupted, account.results) == (True, {})
+    assert set(account.not_run.values()) == {"interrupted"}
+
+
 @dataclass
 class Signalled(Script):
     """A lane whose thread gets the user's interruption in place of the main thread, which waits for messages."""

@@ -49,8 +49,9 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     report = workbench.run("report", "1")
     assert report.returncode == 0, report.stderr
     assert f"commit {commit[:12]} of" in report.stdout
-    swept = workbench.run("sweep", "--runs", str(workbench.folder / "sweeps"), *places)
+    swept = workbench.run("sweep", "--latest", "--runs", str(workbench.folder / "sweeps"), *places)
     assert swept.returncode == 0, swept.stdout + swept.stderr
+    assert "1 cells: 1 CONFIRMED" in swept.stdout, "its code is in no release"
     filled = workbench.run("fetch", "--cache", str(workbench.folder / "filled"), *places)
     assert filled.returncode == 0, filled.stderr
     assert workbench.rows("--cache", str(workbench.folder / "filled"))[0] == 0
@@ -63,7 +64,8 @@ def test_a_host_that_cannot_be_reached_fails_no_run(workbench: Workbench) -> Non
     ended = workbench.run("run", "--target", "cpu", "--online")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 of 1 as expected: 1 CONFIRMED; 1 not judged: 1 UNAVAILABLE." in ended.stdout
-    assert "Could not resolve host" in ended.stderr
+    assert "Could not resolve host: nowhere.invalid. Next: --mirrors DIR" in ended.stderr
+    assert "warning: 01_confirmed: fix.patch was not tried" in workbench.run("check", "1", "--online").stdout
     assert workbench.run("run", "1", "--target", "cpu", "--online").returncode == 5
 
 
