@@ -1,7 +1,5 @@
 """A new pack from a script: its files are written, and its script is tried once."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

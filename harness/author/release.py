@@ -1,7 +1,5 @@
 """The release that a new pack is about: its file, its modules, and the packages that it requires as of its day."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 from collections.abc import Callable

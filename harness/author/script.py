@@ -1,7 +1,5 @@
 """The script of an author, and how it becomes reproduce.py: with a PEP 723 header and a sentinel."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

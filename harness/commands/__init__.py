@@ -1,7 +1,5 @@
 """The command line: one module for each verb, imported only when the verb is called."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import io

@@ -1,7 +1,5 @@
 """``runner.py audit``: pip-audit over the OSV records of this repository, from a local service."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """``runner.py check``: whether each pack is sound, and whether the OSV records say what the packs say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``runner.py fetch``: fill a cache for a machine without network."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """``runner.py list --runs``: verdicts and figures of packs, sweep by sweep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.table import Table

@@ -1,7 +1,5 @@
 """``runner.py list``: the packs, and what their receipts say."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

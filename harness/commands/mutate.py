@@ -1,7 +1,5 @@
 """``runner.py mutate``: how many wrong fixes a pack refuses."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``runner.py new``: a pack from a script."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

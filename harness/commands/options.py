@@ -1,7 +1,5 @@
 """Options that several verbs share, and how a verb reads them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace

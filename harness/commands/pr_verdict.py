@@ -1,7 +1,5 @@
 """``runner.py pr-verdict``: what a change of an upstream does to the packs' bugs, from its base and its head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO

@@ -1,7 +1,5 @@
 """``runner.py prune``: keep the cache from growing for ever."""
 
-from __future__ import annotations
-
 import time
 
 import click

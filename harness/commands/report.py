@@ -1,7 +1,5 @@
 """``runner.py report``: the text to paste upstream, the zip to attach, the commit to push."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``runner.py run``: judge packs on targets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

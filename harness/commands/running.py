@@ -1,7 +1,5 @@
 """The run folder and the session of a verb that runs lanes."""
 
-from __future__ import annotations
-
 import datetime as dt
 import sys
 import tempfile

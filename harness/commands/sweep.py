@@ -1,7 +1,5 @@
 """``runner.py sweep``: every pack on every target that this host can judge."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import itertools

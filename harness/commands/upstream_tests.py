@@ -1,7 +1,5 @@
 """``runner.py upstream-tests``: upstream's own tests, without and with a pack's patch."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import click

@@ -1,7 +1,5 @@
 """``runner.py versions``: which releases of a pack's upstream have the bug."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import click

@@ -1,7 +1,5 @@
 """The errors that end in one line for the user."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Files: hashes, walks, copies and atomic writes."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Running git, for patches and for trees that come from a repository."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GitHub Markdown that stays valid with any text in it."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable

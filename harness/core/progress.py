@@ -1,7 +1,5 @@
 """Progress on standard error: live lines on a terminal, one line an event elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from typing import Self, TextIO

@@ -3,8 +3,6 @@
 Two threads in `ast.parse` at once can end in "SystemError: AST constructor recursion depth mismatch".
 """
 
-from __future__ import annotations
-
 import ast
 import threading
 

@@ -1,7 +1,5 @@
 """Errors of full and read-only file systems, in one line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

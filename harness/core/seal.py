@@ -6,8 +6,6 @@ cache, so that no seal that came with an entry is trusted. An entry without a se
 archive, which is hashed against pack.toml, and compared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

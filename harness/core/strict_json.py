@@ -4,8 +4,6 @@ Python's reader takes more. 1e999 becomes an infinity, which JSON cannot hold. A
 file takes. 900 brackets become a document that cannot be copied. Of two equal keys the last one wins.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,13 +1,11 @@
 """Strict structuring of TOML and JSON into frozen dataclasses, with all errors of a file at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import functools
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin
 
 import cattrs
 from cattrs.cols import homogenous_tuple_structure_factory, mapping_structure_factory
@@ -70,14 +68,6 @@ def _formed_hook(kind: Any, strict: cattrs.Converter) -> Hook:  # noqa: ANN401 -
     return structure
 
 
-def _dataclass_hook(kind: Any, strict: cattrs.Converter) -> Hook:  # noqa: ANN401 - a dataclass
-    """Replace the names of its field types by the types: cattrs itself would lose the forms."""
-    hints = get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        field.type = hints[field.name]
-    return make_dict_structure_fn(kind, strict, _cattrs_forbid_extra_keys=True)
-
-
 @functools.cache
 def converter() -> cattrs.Converter:
     """Build a converter that coerces nothing and refuses unknown keys."""
@@ -105,7 +95,7 @@ def converter() -> cattrs.Converter:
 
     register(lambda kind: get_origin(kind) is tuple, "a list", (list, tuple), homogenous_tuple_structure_factory)
     register(lambda kind: get_origin(kind) is dict, "a table", dict, mapping_structure_factory)
-    register(dataclasses.is_dataclass, "a table", dict, _dataclass_hook)
+    register(dataclasses.is_dataclass, "a table", dict, make_dict_structure_fn)
     return strict
 
 

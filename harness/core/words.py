@@ -1,7 +1,5 @@
 """The words of scripts, verdicts and receipts."""
 
-from __future__ import annotations
-
 import re
 from enum import IntEnum, StrEnum
 

@@ -1,7 +1,5 @@
 """The targets of a pack that this host can judge, and the strongest evidence for each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet

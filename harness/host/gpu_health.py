@@ -1,7 +1,5 @@
 """Whether a GPU is healthy before its lanes and after them, however many share it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass, replace

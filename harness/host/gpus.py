@@ -1,7 +1,5 @@
 """The GPUs of a host; a value that NVML cannot read (container, old driver) is None."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

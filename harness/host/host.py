@@ -1,7 +1,5 @@
 """The host: its GPUs, its Python, its torch and triton, found without importing torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -1,7 +1,5 @@
 """Reading GPUs by NVML; `list` and other verbs do without its import."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

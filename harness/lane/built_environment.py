@@ -4,8 +4,6 @@ Such an environment is a virtual one over the runner's interpreter, and sees all
 compiled against that interpreter's torch, and only its lanes see them.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

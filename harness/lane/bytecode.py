@@ -4,8 +4,6 @@ A lane stores none, since its trees and dependency sets are sealed. pip stores t
 many images do not. Each process of a lane would then compile 2,300 files: 11 seconds on a node with H200s.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

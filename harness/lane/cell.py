@@ -1,7 +1,5 @@
 """Cells, the subjects of verdicts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The environment of a lane: the variables that it inherits, and its own folders."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

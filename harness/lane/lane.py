@@ -1,7 +1,5 @@
 """A lane: a script and a contract, one tree, one dependency set, one target, in a process group of its own."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Running a script or a contract under its supervisor, and reading its output with bounded memory."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

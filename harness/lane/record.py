@@ -1,7 +1,5 @@
 """The record of one lane: the lines of its contract, the modules that it loaded, and its verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The files that a lane writes, read strictly: the contract's results (`kit.plugin`), and the witness's notes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

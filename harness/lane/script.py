@@ -1,7 +1,5 @@
 """The sentinel on a script's last line, and whether its exit status agrees."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -13,8 +13,6 @@ in REPRODUCER_GPU_GATE. A command that reads it to its end waits until this lane
 until they are shared again. The time-out stands still meanwhile. With an empty GATE no command can ask.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

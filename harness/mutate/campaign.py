@@ -4,8 +4,6 @@ First both lanes of each pack run with its own fix: checks that do not confirm i
 mutant runs in the patched lane. Mutants whose lane was inconclusive run once more, one at a time.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

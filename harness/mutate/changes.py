@@ -1,7 +1,5 @@
 """A patch as runs of changed lines, and back: so that some of them can be left out."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

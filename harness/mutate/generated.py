@@ -1,7 +1,5 @@
 """Generated mutants: parts of the fix are left out, and operators edit the functions that it touches."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

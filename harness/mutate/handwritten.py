@@ -3,8 +3,6 @@
 After a change of fix.patch, git merges each wrong fix on an earlier fix.patch with the present one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

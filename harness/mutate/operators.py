@@ -4,8 +4,6 @@ Edits that only cost time or memory are left out as far as possible: ``.clone()`
 place, and ``.contiguous()`` is only dropped.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The output of ``runner.py mutate``: the tables of fates and of checks, and JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """The types of pack.toml's fields; each states the form of a text, or the range of a number."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

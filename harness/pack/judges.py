@@ -3,8 +3,6 @@
 A receipt is stale once their meaning changes; comments, a docstring or a commit message are no part of it.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Packs on disk: the folders ``packs/NN_slug``, selected by number, slug, glob or upstream file, and loaded."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A pack: its folder, and the content of its pack.toml."""
 
-from __future__ import annotations
-
 import datetime as dt
 from dataclasses import dataclass, field, replace
 from pathlib import Path

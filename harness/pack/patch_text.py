@@ -1,7 +1,5 @@
 """The text of a patch: the files that it changes, and the content that it gives them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

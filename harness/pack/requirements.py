@@ -3,8 +3,6 @@
 Each line pins a version and the sha256 of its files. A URL is refused: the source of the files is the user's choice.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

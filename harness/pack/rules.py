@@ -1,7 +1,5 @@
 """Reading a pack.toml strictly, with all its errors at once. `forms` has the type of each key."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The text of a script: its PEP 723 header, its docstring and its length."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Figures in words: what a lane measured, short enough for a table."""
 
-from __future__ import annotations
-
 from harness.lane.record import FigureLine, LaneRecord
 
 #: Values from the first up to the second are written without an exponent.

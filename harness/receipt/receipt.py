@@ -1,7 +1,5 @@
 """Receipts: the record of a pack's run on one target, in one JSON file and one log."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re
@@ -84,6 +82,15 @@ class Repeats:
 
 def _lies_beside(log: LogRecord) -> bool:
     return files.is_bare_name(log.file)
+
+
+def parse_time(text: object) -> dt.datetime | None:
+    """Read a date and time with its zone, as `datetime.isoformat` writes it; None for any other text."""
+    try:
+        time = dt.datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else None
 
 
 @dataclass(frozen=True)
@@ -177,15 +184,6 @@ def _parse(text: str | bytes, label: str, kind: type[Structured], next_step: str
         return structure.structure(document, kind)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
         raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: {next_step}") from None
-
-
-def parse_time(text: object) -> dt.datetime | None:
-    """Read a date and time with its zone, as `datetime.isoformat` writes it; None for any other text."""
-    try:
-        time = dt.datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
-    return time if time.tzinfo is not None else None
 
 
 def load(path: Path, *, lanes: bool = True) -> Receipt:

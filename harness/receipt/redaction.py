@@ -1,7 +1,5 @@
 """Keep private text out of what is written: known places become names, and what still looks private is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import getpass

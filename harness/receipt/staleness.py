@@ -1,7 +1,5 @@
 """Whether a receipt still holds for the pack beside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from harness.core import files

@@ -6,8 +6,6 @@ The record lies beside the receipt of its target, which another command makes at
 wrong fixes speaks of the checks of its day, and is never stale. A later set replaces it.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Sequence

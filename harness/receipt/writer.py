@@ -1,7 +1,5 @@
 """From an outcome to the receipt on disk: private text is refused, and receipt and log are written together."""
 
-from __future__ import annotations
-
 import datetime as dt
 import fcntl
 import os

@@ -5,8 +5,6 @@ of the pinned release, or in a row of ``data/history.TARGET.json``, of `runner.p
 more: it begins at the last wrong version and ends at the right version that follows in the package index.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import fnmatch
 import itertools

@@ -4,8 +4,6 @@ A bundle that somebody sent is judged by its zip, by its receipts, and by what t
 This cannot show that a run took place.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tempfile

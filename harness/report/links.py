@@ -6,8 +6,6 @@ README.md, docs/nights.md and deploy/github have placeholders for the address. R
 ``sed -i 's|https://RAW-URL-OF-THIS-REPOSITORY|URL/raw/main|; s|https://URL-OF-THIS-REPOSITORY|URL|' FILES``.
 """
 
-from __future__ import annotations
-
 import functools
 
 import tomli

@@ -3,8 +3,6 @@
 ``python -m harness.report.packs_table`` writes them, and a test compares them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from harness.core import files, markdown

@@ -1,7 +1,5 @@
 """The parts of a report that the runner writes whole: script, diff, threads, environment, verdicts."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

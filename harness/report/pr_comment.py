@@ -4,8 +4,6 @@ The code under test ran in the process that printed these names, reasons and fig
 mention, link or tag in them takes effect.
 """
 
-from __future__ import annotations
-
 from harness.core import markdown
 from harness.core.words import LaneVerdict, Role
 from harness.lane.record import check_names

@@ -4,8 +4,6 @@ The checkout and the commit are the user's: only here git runs with the user's c
 Nothing is pushed, nothing is signed off.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

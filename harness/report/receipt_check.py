@@ -3,8 +3,6 @@
 This cannot show that a run took place.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath

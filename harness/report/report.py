@@ -1,7 +1,5 @@
 """The report of a pack: report.in.md, with each placeholder filled as CONTRIBUTING.md says under Reports."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The table at the end of a run, as text and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Whether a pack is sound: the rules of `runner.py check`."""
 
-from __future__ import annotations
-
 import fnmatch
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The account of a command: the lanes that are planned for its cells, and what became of each cell."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path

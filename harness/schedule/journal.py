@@ -3,8 +3,6 @@
 A power cut can leave half a line at the end of the file. The next open removes it: its lane has not ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Lay out the trees and dependencies of a cell, and run one lane: its process, its record, its scrubbed log."""
 
-from __future__ import annotations
-
 import datetime as dt
 import time
 from dataclasses import dataclass, replace

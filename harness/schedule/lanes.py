@@ -4,8 +4,6 @@ Every verb that runs lanes uses this module. `run`, `sweep` and `versions` diffe
 is on disk, and in whether GPUs are watched.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

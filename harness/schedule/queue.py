@@ -1,7 +1,5 @@
 """The order of lanes, and their places on the cores and the GPUs of this host. Nothing here runs a lane."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field

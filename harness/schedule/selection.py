@@ -1,7 +1,5 @@
 """From packs to cells: what a command judges, from copies of the packs' files."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import shutil

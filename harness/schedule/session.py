@@ -1,7 +1,5 @@
 """The session: where the lanes of one command run, and where their results go."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path

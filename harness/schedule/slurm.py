@@ -4,8 +4,6 @@ submitit asks sacct for states. Without Slurm's accounting sacct answers nothing
 task without end. squeue answers on every cluster.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ Its state is in a folder beside the run folder, with the suffix ``.slurm``. subm
 the result and the output of each task, by Slurm's name of the task.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

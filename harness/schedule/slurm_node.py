@@ -1,7 +1,5 @@
 """A task on its node: judge one cell as on any host, and return the ends of its lanes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Tasks: the lanes of a cell, which lanes each waits for, and how long it takes."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Two runs of a suite, read from pytest's ``--junitxml`` and compared test by test."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The receipt of upstream's tests without and with a pack's patch: ``receipts/upstream_tests.json``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Upstream's own tests: pytest under a lane's supervisor, in a copy of each tree."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import shutil

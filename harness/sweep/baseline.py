@@ -1,7 +1,5 @@
 """The baseline of a sweep, and what changed since."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

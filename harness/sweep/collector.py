@@ -1,7 +1,5 @@
 """From the scheduler's account to the results of a sweep: a row for each cell, with its changes."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The outputs of a sweep: results.json, summary.md for a pull request's page, index.html, and lines for a terminal."""
 
-from __future__ import annotations
-
 import functools
 import textwrap
 from collections import Counter

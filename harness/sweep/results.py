@@ -1,7 +1,5 @@
 """results.json, the results of a sweep for programs: `Results` is the document, each other class an object in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

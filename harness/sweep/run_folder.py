@@ -1,7 +1,5 @@
 """The folder of a sweep: resumed after a kill, locked while a sweep writes into it, read when it is finished."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import itertools

@@ -1,7 +1,5 @@
 """Unpacking sdists and wheels safely: nothing is executed, and nothing lands outside the folder."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import os

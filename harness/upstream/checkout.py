@@ -1,7 +1,5 @@
 """Copying a tree out of a checkout, out of the runner's own environment, or out of a commit of a repository."""
 
-from __future__ import annotations
-
 import datetime as dt
 import importlib.metadata
 import json

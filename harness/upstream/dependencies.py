@@ -1,7 +1,5 @@
 """Dependency sets: the packages that a lane imports besides torch and triton, laid out in one folder by uv."""
 
-from __future__ import annotations
-
 import zipfile
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of the package index in the cache, by their sha256."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace

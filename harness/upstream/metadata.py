@@ -1,7 +1,5 @@
 """The metadata of an unpacked release, from its own PKG-INFO or METADATA; nothing is executed."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Both move, so they are looked up each time. The cache keeps the result with the 
 network judges the result of `fetch --latest`, and says how old it is.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re

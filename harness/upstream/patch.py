@@ -1,7 +1,5 @@
 """Patches: applied to a copy of a tree, without fuzz or offset, and verified by content hash."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

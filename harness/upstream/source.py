@@ -1,7 +1,5 @@
 """The origin of a tree, as ``--upstream`` names it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Trees: the source of an upstream release, unpacked, checked and never built."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

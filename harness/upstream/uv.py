@@ -4,8 +4,6 @@ The user's configuration of uv is not read. To resolve, uv asks the indexes that
 Errors hold no URL, since an index may be private.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ Each tree is judged as every lane is. TABLE says what two verdicts mean together
 do: UNSUPPORTED and ERROR say nothing about the bug, and a failed control speaks only of what it controls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The verdict on a lane: how its process ended, what it printed, and whether it loaded the lane's own tree."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path, PurePosixPath
 

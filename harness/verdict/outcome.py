@@ -1,7 +1,5 @@
 """The outcome of a cell, and whether it is what pack.toml expects."""
 
-from __future__ import annotations
-
 import traceback
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verdict on a pack, from its two lanes."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ Bisection finds where the verdict changes in about log2(n) lanes. It assumes one
 cannot be judged is skipped, and is never the answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Where the bug came in and where it was fixed, from the verdicts on releases in their order."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
