@@ -9,7 +9,7 @@ from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host.host import Host
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd, LaneRecord
+from harness.lane.results import LaneEnd, LaneRecord
 from harness.pack import load
 from harness.pack.requirements import DependencySet
 from harness.schedule import selection

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from harness.schedule.session import GpuFault
-from harness.sweep.results import SCHEMA, CellRow, FigureRow, HostRow, LaneRow, Results
+from harness.sweep.run_folder import SCHEMA, CellRow, FigureRow, HostRow, LaneRow, Results
 
 
 def figure(name: str, value: object, unit: str = "ms", patched: object = None, spread: object = None) -> FigureRow:

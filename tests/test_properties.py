@@ -27,11 +27,10 @@ from hypothesis import strategies as st
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.structure import StructureError
 from harness.core.words import Evidence, Kind, LaneVerdict, Role, Verdict
-from harness.host.gpus import Gpu
-from harness.host.host import Host
+from harness.host.host import Gpu, Host
 from harness.lane import results
-from harness.lane.record import CheckLine, FigureLine, LaneRecord, LogRecord, OutputLine, UpstreamLine
-from harness.pack import rules
+from harness.lane.results import CheckLine, FigureLine, LaneRecord, LogRecord, OutputLine, UpstreamLine
+from harness.pack import load
 from harness.receipt import receipt
 from harness.receipt.receipt import (
     DependencyRecord,
@@ -279,7 +278,7 @@ def test_a_definition_is_sound_or_refused_with_its_errors(number: int, value: st
     lines = PACK_TOML.splitlines()
     lines[number] = f"{lines[number].partition(' = ')[0]} = {value}"
     try:
-        found = rules.parse("\n".join(lines) + "\n")
+        found = load.parse("\n".join(lines) + "\n")
     except StructureError:
         return
     target = found.targets["cpu"]
@@ -296,7 +295,7 @@ def test_a_definition_is_sound_or_refused_with_its_errors(number: int, value: st
 @given(st.text(max_size=200))
 def test_no_text_ends_the_reader_of_definitions(text: str) -> None:
     with pytest.raises(StructureError):
-        rules.parse(text)
+        load.parse(text)
 
 
 # --- archives

@@ -12,8 +12,8 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Fix, Kind, LaneName
 from harness.host.host import Host
-from harness.lane.record import LaneRecord
-from harness.pack import load, rules
+from harness.lane.results import LaneRecord
+from harness.pack import load
 from harness.pack.model import CPU
 from harness.schedule import lanes
 from harness.schedule.selection import Request, cells_of
@@ -92,7 +92,7 @@ def report(release: Release, title: str) -> str:
 
 def write(folder: Path, texts: dict[str, str]) -> None:
     """Write every file of a pack, or none."""
-    rules.parse(texts["pack.toml"])  # the metadata of a release may hold what pack.toml must not
+    load.parse(texts["pack.toml"])  # the metadata of a release may hold what pack.toml must not
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
         pack = Path(scratch) / folder.name

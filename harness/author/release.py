@@ -1,21 +1,27 @@
-"""The release that a new pack is about: its file, its modules, and the packages that it requires as of its day."""
+"""The release that a new pack is about: its file, its modules, and the packages that it requires as of its day.
 
+Its metadata are those of its own PKG-INFO or METADATA; nothing is executed.
+"""
+
+import contextlib
 import datetime as dt
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.markers import UndefinedEnvironmentName
+from packaging.metadata import RawMetadata, parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from harness.author.script import Script
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, UnavailableError
 from harness.host.host import Host
 from harness.pack.model import Upstream
-from harness.upstream import download, metadata, tree, uv
+from harness.upstream import dependencies, download, tree
 from harness.upstream.source import Source, SourceKind
 
 #: The folders of a repository in which its packages may lie. A wheel has them at its top.
@@ -26,6 +32,58 @@ OF_INTERPRETER = "numpy<2.4"
 PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
 #: Stands in pack.toml for a repository that the release does not state.
 UNKNOWN = "https://example.org/TODO"
+FORGES = re.compile(r"https?://(?:www\.)?(?P<place>(?:github|gitlab)\.com/[\w.-]+/[\w.-]+?)(?:\.git)?(?:[/#?].*)?")
+#: Labels of a project's links, the likeliest to be its repository first.
+LABELS = ("source", "repository", "code", "github", "homepage", "home")
+#: Licences that upstreams of GPU libraries state in words or as a classifier.
+LICENSES = {"apache": "Apache-2.0", "mit": "MIT", "bsd 2": "BSD-2-Clause", "bsd 3": "BSD-3-Clause"}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The statements of a release about itself; a text is empty if the release does not state it."""
+
+    license: str  # the SPDX name, or the release's own expression
+    repository: str  # its URL on GitHub or GitLab
+    requires_python: str  # a version range
+    requires: tuple[Requirement, ...]  # its dependencies, with extras and markers
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Read the metadata of an unpacked sdist or wheel; UnavailableError: there is none."""
+    path = next(filter(Path.is_file, (folder / "PKG-INFO", *folder.glob("*.dist-info/METADATA"))), None)
+    if path is None:
+        raise UnavailableError(
+            f"{folder.name}: neither PKG-INFO nor METADATA in the release. Next: write pack.toml by hand"
+        )
+    raw, _ = parse_email(path.read_bytes())
+    requires = []
+    for line in raw.get("requires_dist", []):
+        with contextlib.suppress(InvalidRequirement, UndefinedEnvironmentName):  # an obsolete form
+            requires.append(Requirement(line))
+    return Metadata(_license(raw), _repository(raw), raw.get("requires_python", ""), tuple(requires))
+
+
+def _license(raw: RawMetadata) -> str:
+    expression = raw.get("license_expression", "").strip()
+    if expression:
+        return expression
+    classifiers = [line for line in raw.get("classifiers", []) if line.startswith("License ::")]
+    for text in (raw.get("license", ""), *(line.rpartition("::")[2] for line in classifiers)):
+        for word, name in LICENSES.items():
+            if re.search(rf"\b{word}", text.lower().replace("-", " ")):
+                return name
+    return ""
+
+
+def _repository(raw: RawMetadata) -> str:
+    links = raw.get("project_urls", {})
+    ranked = sorted(links, key=lambda label: next((n for n, word in enumerate(LABELS) if word in label.lower()), 99))
+    for url in (*(links[label] for label in ranked), raw.get("home_page", "")):
+        match = FORGES.fullmatch(url.strip())
+        if match:
+            return f"https://{match['place']}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +128,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     version = release.version
     bare = Upstream(release.package, UNKNOWN, "", (), "", version, release.file, release.sha256)
     folder = tree.materialize(cache, bare, Source(SourceKind.PINNED, version)).folder
-    project = metadata.read(folder)
+    project = read_metadata(folder)
     if project.requires_python and not SpecifierSet(project.requires_python).contains(host.python):
         raise HarnessError(
             f"{subject.name} {version} needs Python {project.requires_python}, and this is {host.python}. "
@@ -108,7 +166,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
 
 def _pin(requirement: Requirement, pinned: str) -> str:
     """Pin a requirement to the version that was resolved, so that it means the same on another day."""
-    versions = dict(pin.split("==") for pin in uv.PIN.findall(pinned))  # uv writes canonical names
+    versions = dict(pin.split("==") for pin in dependencies.PIN.findall(pinned))  # uv writes canonical names
     version = versions.get(canonicalize_name(requirement.name))
     return f"{requirement.name}{_extras(requirement)}=={version}" if version else str(requirement)
 
@@ -122,8 +180,8 @@ def _compiled(requirements: list[str], python: str, day: str) -> str:
     reason = ""
     for date in dict.fromkeys((after, "")):
         try:
-            return uv.resolve_pins("\n".join(requirements), python, date)
-        except uv.UvError as error:
+            return dependencies.resolve_pins("\n".join(requirements), python, date)
+        except dependencies.UvError as error:
             reason = reason or str(error)
     raise HarnessError(f"{reason}. Next: --no-deps, and --with each package that the script needs")
 

@@ -14,7 +14,7 @@ from harness import __version__
 from harness.commands.options import PROGRAM_OPTIONS, Shared, see_also
 from harness.core import terminal
 from harness.core.errors import HarnessError, unknown_name
-from harness.core.room import NO_ROOM
+from harness.core.files import NO_ROOM
 from harness.core.words import Exit
 
 VERBS = (

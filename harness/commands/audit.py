@@ -18,7 +18,7 @@ import click
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.core import files, strict_json, terminal
+from harness.core import files, structure, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.report.advisories import PREFIX, State
@@ -51,13 +51,13 @@ class Advisory:
 def load(path: Path) -> Advisory:
     """Load one record. HarnessError is raised where the file is no such record, or contradicts itself."""
     try:
-        document: Any = strict_json.loads(path.read_bytes())
+        document: Any = structure.loads(path.read_bytes())
         judged = document["database_specific"]["judged"].items()
         by_version = {Version(label): (State(entry["state"]), entry["evidence"]) for label, entry in judged}
         affected = document["affected"][0]
         advisory = Advisory(affected["package"]["name"], by_version, document)
         listed = {Version(label) for label in affected["versions"]}
-    except (OSError, strict_json.StrictJsonError, InvalidVersion, LookupError, TypeError, ValueError) as error:
+    except (OSError, structure.StrictJsonError, InvalidVersion, LookupError, TypeError, ValueError) as error:
         raise HarnessError(f"{path.name}: {error!r:.300}. Next: runner.py check --write") from None
     if listed != {version for version, (state, _) in by_version.items() if state == State.AFFECTED}:
         reason = "affected.versions are not the versions that database_specific.judged calls affected"

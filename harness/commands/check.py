@@ -8,7 +8,7 @@ import click
 
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import files, room, terminal
+from harness.core import files, terminal
 from harness.core.errors import Finding, HarnessError
 from harness.core.words import Exit
 from harness.host import host
@@ -35,7 +35,7 @@ def _write_advisories(folder_of_packs: Path, folder: Path) -> int:
         options.print_errors(errors)
         return Exit.WRONG_CALL
     for plan in advisories.plans(packs, folder):
-        with room.guard(folder, "the folder of advisories", "--packs DIR"):
+        with files.guard(folder, "the folder of advisories", "--packs DIR"):
             if plan.text is None:
                 plan.path.unlink(missing_ok=True)
             else:

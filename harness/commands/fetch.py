@@ -18,7 +18,7 @@ from harness.core.words import Exit
 from harness.host.host import python_tag
 from harness.pack import requirements
 from harness.pack.model import Pack, Upstream
-from harness.upstream import download, newest, tree
+from harness.upstream import download, tree
 from harness.upstream.source import parse_source
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -37,7 +37,7 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
 
 
 def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
-    release = newest.release(cache, upstream.package, wheels_only=upstream.is_wheel)
+    release = download.newest_release(cache, upstream.package, wheels_only=upstream.is_wheel)
     download.fetch(cache, upstream.package, release.file, release.sha256)
 
 
@@ -52,7 +52,7 @@ def _steps(pack: Pack, cache: Cache, tag: str, *, latest: bool) -> Iterator[tupl
     if latest:
         yield f"the newest release of {upstream.package}", partial(_fetch_newest, cache, upstream)
     if latest and not upstream.is_compiled:
-        yield f"the head of {upstream.repository}", partial(newest.head, cache, upstream.repository)
+        yield f"the head of {upstream.repository}", partial(download.newest_head, cache, upstream.repository)
 
 
 @click.command("fetch")

@@ -9,7 +9,7 @@ from harness.core.errors import HarnessError, unknown_name
 from harness.pack import load
 from harness.receipt.figures import number
 from harness.sweep import run_folder
-from harness.sweep.results import CellRow, Results
+from harness.sweep.run_folder import CellRow, Results
 
 
 def _read(runs: Path) -> list[Results]:

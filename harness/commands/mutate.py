@@ -22,8 +22,8 @@ from harness.mutate.handwritten import KEPT, REBASED
 from harness.pack.model import Pack
 from harness.receipt import receipt, writer
 from harness.receipt.strength import Fate
-from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of, copied_inputs
+from harness.schedule.session import Journal
 from harness.upstream import tree
 from harness.upstream.source import parse_source
 

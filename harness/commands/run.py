@@ -17,7 +17,7 @@ from harness.report.run_table import RunRow
 from harness.schedule import lanes
 from harness.schedule.lane_runner import raw_log
 from harness.schedule.selection import ASK, Request, cells_of, copied_inputs
-from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Outcome
 
 LANES = {"both": BOTH_LANES} | {str(name): (name,) for name in BOTH_LANES}
 

@@ -13,8 +13,7 @@ from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.host import host
 from harness.host.nvml import gpu_pool
-from harness.schedule.journal import Journal
-from harness.schedule.session import Session
+from harness.schedule.session import Journal, Session
 
 
 def run_folder(cache: Cache) -> Path:

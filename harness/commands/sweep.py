@@ -13,18 +13,17 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import files, room, terminal
+from harness.core import files, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
-from harness.host.gpus import place_name
+from harness.host.host import place_name
 from harness.lane.cell import BOTH_LANES, Cell
 from harness.receipt import redaction
 from harness.schedule import lanes
 from harness.schedule.account import Account
-from harness.schedule.journal import Journal
 from harness.schedule.selection import HEAD, LATEST, copied_inputs, select, sweep_cells
-from harness.schedule.session import Session
+from harness.schedule.session import Journal, Session
 from harness.sweep import baseline as baselines
 from harness.sweep import outputs, run_folder
 from harness.sweep.collector import Collector
@@ -131,7 +130,7 @@ def command(
         choices = (*moving, f"--repeat {repeat}", f"--slurm {slurm}", *gpu_types, *slurm_options, *selectors)
         request = (files.key_of(shared.packs.resolve()), *choices)
         with (
-            room.guard(runs, "the folder of runs", "--runs DIR"),
+            files.guard(runs, "the folder of runs", "--runs DIR"),
             run_folder.open_run(runs, request, dt.datetime.now(dt.UTC)) as folder,
             Journal(folder.path / run_folder.JOURNAL) as journal,
         ):

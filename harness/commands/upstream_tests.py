@@ -6,10 +6,10 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import files, room, terminal
+from harness.core import files, terminal
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.words import Exit, SuiteVerdict
-from harness.lane import bytecode, supervisor
+from harness.lane import environment, supervisor
 from harness.pack.model import Pack, UpstreamTests
 from harness.receipt import receipt as receipts
 from harness.schedule.session import Session
@@ -51,7 +51,7 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     supervisor.adopt_orphans()
     verdicts = set()
     with running.session(shared) as session:
-        bytecode.store(session.progress.tell)
+        environment.store_bytecode(session.progress.tell)
         for pack, tests in suites:
             asked = replace(tests, gpu=gpu or tests.gpu, timeout_s=shared.timeout or tests.timeout_s)
             verdicts.add(_judge(pack, asked, session, record=record))
@@ -81,6 +81,6 @@ def _judge(pack: Pack, tests: UpstreamTests, session: Session, *, record: bool) 
     before, after = (", ".join(f"{count} {result}" for result, count in lane.items()) for lane in lanes)
     terminal.echo(f"{name}: {before} -> {after}: {receipt.verdict}")
     if record:
-        with room.guard(pack.receipts, "the pack", "--packs DIR"):
+        with files.guard(pack.receipts, "the pack", "--packs DIR"):
             files.write_atomic(pack.receipts / receipts.SUITE, receipts.to_json(asdict(receipt)))
     return receipt.verdict

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from harness.core import files, room
+from harness.core import files
 
 if TYPE_CHECKING:
     import filelock
@@ -114,7 +114,7 @@ class Cache:
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Turn the error of a full or read-only file system into one line that names the cache."""
-        with room.guard(self.root, "the cache", "--cache DIR"):
+        with files.guard(self.root, "the cache", "--cache DIR"):
             yield
 
 

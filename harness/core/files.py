@@ -1,13 +1,17 @@
-"""Files: hashes, walks, copies and atomic writes."""
+"""Files: hashes, walks, copies and atomic writes, and the errors of full and read-only file systems."""
 
 import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from harness.core.errors import HarnessError, NoRoomError
 
 #: This repository, or the folder in which the runner is installed.
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -17,6 +21,10 @@ LONGEST_NAME, LONGEST_PATH = 255, 2048
 DEEPEST = 100
 #: Paths in one command; Linux takes so many even of the longest.
 MOST_ARGUMENTS = 500
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FORBIDDEN = {errno.EACCES, errno.EROFS, errno.EPERM}
+#: A file lies in the place of a folder, or no folder can be made there.
+NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -108,4 +116,33 @@ def write_atomic(path: Path, text: str) -> None:
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)
+
+
+@contextmanager
+def guard(folder: Path, noun: str, option: str) -> Iterator[None]:
+    """Turn the error of a full or read-only file system into one line that names the folder.
+
+    `noun` says what the folder is, such as ``the cache``; `option` selects another one, such as ``--cache DIR``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            free = shutil.disk_usage(_existing(folder)).free // 2**20
+            raise NoRoomError(
+                f"no room in {noun} {folder} ({free} MiB free); nothing half-written was kept. "
+                f"Next: free room, or name another folder with {option}"
+            ) from None
+        if error.errno in FORBIDDEN:
+            raise NoRoomError(
+                f"{noun} {folder} cannot be written ({os.strerror(error.errno)}). "
+                f"Next: name another folder with {option}"
+            ) from None
+        if error.errno in NO_FOLDER and not folder.is_dir():
+            raise HarnessError(f"{noun} {folder} is no folder. Next: name another one with {option}") from None
         raise

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, replace
 
 from harness.host import nvml
-from harness.host.gpus import Device, Reading
+from harness.host.host import Device, Reading
 
 #: Xids that a program's own fault raises; the catalogue's remedy is to restart the program. The script of a crash may
 #: cause one. (NVIDIA, Xid catalogue: docs.nvidia.com/deploy/xid-errors)

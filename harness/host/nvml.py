@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from harness.host.gpus import Device, Gpu, GpuPool, Reading
+from harness.host.host import Device, Gpu, GpuPool, Reading
 
 Value = TypeVar("Value")
 GIB = 2**30

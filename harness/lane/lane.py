@@ -16,8 +16,7 @@ from harness.lane import built_environment, environment, process, results, scrip
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
 from harness.lane.process import Ended
-from harness.lane.record import UpstreamLine
-from harness.lane.results import Results
+from harness.lane.results import Results, UpstreamLine
 from harness.lane.script import Script
 from harness.pack.requirements import DependencySet
 from harness.upstream.tree import Tree

@@ -1,4 +1,7 @@
-"""The files that a lane writes, read strictly: the contract's results (`kit.plugin`), and the witness's notes."""
+"""The results of a lane: its record, and the files that it writes, read strictly.
+
+The files are the contract's results (`kit.plugin`), and the witness's notes.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from harness.core import strict_json, structure
-from harness.core.words import BITWISE_IDENTICAL
-from harness.lane.record import LONGEST_NAME, CheckLine, FigureLine, OutputLine, TargetLine, UpstreamLine
+from harness.core import structure
+from harness.core.words import BITWISE_IDENTICAL, Evidence, LaneName, LaneVerdict, Role
+from harness.host.host import Gpu, Host
 
 Line = TypeVar("Line")
 #: Exit statuses of a pytest that ended by itself: all passed, some failed, no test collected.
@@ -20,6 +23,120 @@ NOT_COLLECTED = f"{OF_CONTRACT}collection: "
 MOST_BYTES = 1 << 25
 #: Files that the witness of a lane may note.
 MOST_LINES = 50_000
+#: Characters of a name at most: names stand in tables, placeholders and sentences.
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class TargetLine:
+    """The lane's target, evidence and device."""
+
+    target: str
+    evidence: Evidence
+    device: str
+
+
+@dataclass(frozen=True)
+class UpstreamLine:
+    """One module under test, as the lane loaded it."""
+
+    module: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CheckLine:
+    """One check; if it was not judged, `ok` is None and `reason` says why."""
+
+    name: str
+    role: Role
+    ok: bool | None
+    reason: str = ""
+    seconds: float = 0.0  # of its setup, call and teardown
+
+
+def check_names(checks: Iterable[CheckLine], role: Role, *, ok: bool) -> tuple[str, ...]:
+    """Name the checks of one role that were right (`ok`), or those that were wrong."""
+    return tuple(check.name for check in checks if check.role == role and check.ok is ok)
+
+
+@dataclass(frozen=True)
+class FigureLine:
+    """A measured value that is not judged; `spread` is in the same unit, or None."""
+
+    name: str
+    value: object
+    unit: str = ""
+    spread: object = None
+
+
+@dataclass(frozen=True)
+class OutputLine:
+    """One tensor by its hash, which is compared between the lanes if it `must_match`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+    must_match: bool
+
+
+@dataclass(frozen=True)
+class LaneRecord:
+    """The results of one lane."""
+
+    verdict: LaneVerdict  # of its script and its contract
+    reason: str  # empty only for a verdict that needs none
+    exit_status: int  # of the script; negative for a signal
+    seconds: float  # wall time of both files, without the wait for its GPUs
+    peak_memory: int  # of its largest process, in bytes
+    left_behind: int  # processes that outlived it and were killed
+    tree: str  # the sha256 of its tree
+    device: str  # as the contract names it
+    upstream: tuple[UpstreamLine, ...] = ()  # the modules under test that it loaded
+    checks: tuple[CheckLine, ...] = ()  # in their order
+    figures: tuple[FigureLine, ...] = ()  # likewise
+    outputs: tuple[OutputLine, ...] = ()  # likewise
+    claims: tuple[str, ...] = ()  # likewise, each once
+    waited: float = 0.0  # seconds of the wait until no other lane used its GPUs
+    script: str = ""  # the sentinel of reproduce.py
+    printed: str = ""  # its standard output, 4096 bytes at most
+
+    def figure(self, name: str) -> FigureLine | None:
+        return next((line for line in self.figures if line.name == name), None)
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """The log beside the receipt, and its hash."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class LaneEnd:
+    """One lane that ended: enough to judge it and to write the receipt without another run."""
+
+    key: str  # of its task
+    task: str  # its name, for people
+    lane: LaneName
+    started: str  # the time, in UTC
+    seconds: float  # for which its cores and GPUs were taken, from its start until its log was written
+    place: str  # ``gpu 0``, ``gpus 0,1`` or ``cpu``
+    host: Host  # on which it ran
+    gpus: tuple[Gpu, ...]  # of the host, that it had
+    version: str  # of the tree
+    tree: str  # the sha256 of the pristine tree
+    patch: str  # the name of the patch's file; empty in the pristine lane
+    record: LaneRecord | None  # scrubbed; None if the lane could not begin, since the patch does not apply
+    stale: str = ""  # why the patch does not apply
+    log: LogRecord | None = None  # the scrubbed log in the run folder, if there is one
+
+    @property
+    def verdict(self) -> LaneVerdict | None:
+        return self.record.verdict if self.record else None
 
 
 @dataclass(frozen=True)
@@ -68,7 +185,7 @@ KINDS: dict[str, type] = {
 
 
 def _event(number: int, line: bytes) -> object:
-    document = strict_json.loads(line)
+    document = structure.loads(line)
     if not isinstance(document, dict):
         raise TypeError("it is no JSON object")
     kind = document.pop("kind", None)
@@ -151,6 +268,6 @@ def read_loaded(file: Path) -> tuple[tuple[UpstreamLine, ...], str]:
     if len(lines) > MOST_LINES:
         return (), f"the lane loaded more than {MOST_LINES} modules"
     try:
-        return tuple(structure.structure(strict_json.loads(line), UpstreamLine) for line in dict.fromkeys(lines)), ""
+        return tuple(structure.structure(structure.loads(line), UpstreamLine) for line in dict.fromkeys(lines)), ""
     except (ValueError, TypeError) as error:
         return (), f"what the witness noted cannot be read: {error}"

@@ -13,7 +13,7 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import UNJUDGED, LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd, LaneRecord
+from harness.lane.results import LaneEnd, LaneRecord
 from harness.lane.script import STATUS
 from harness.mutate import changes, generated, handwritten
 from harness.mutate.handwritten import Listed
@@ -25,8 +25,7 @@ from harness.schedule import lanes
 from harness.schedule.session import Session
 from harness.upstream import tree
 from harness.verdict import pack_verdict
-from harness.verdict.outcome import Outcome
-from harness.verdict.pack_verdict import Judgement
+from harness.verdict.pack_verdict import Judgement, Outcome
 
 #: The time limit of a mutant's lane: a factor on the seconds of the fix's own lane, and seconds on top. That lane may
 #: have found its kernels compiled, and fewer lanes beside it.

@@ -1,6 +1,6 @@
 """Figures in words: what a lane measured, short enough for a table."""
 
-from harness.lane.record import FigureLine, LaneRecord
+from harness.lane.results import FigureLine, LaneRecord
 
 #: Values from the first up to the second are written without an exponent.
 WHOLE_FROM, WHOLE_TO = 1e2, 1e9

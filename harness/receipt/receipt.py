@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from harness.core import files, strict_json, structure, words
+from harness.core import files, structure, words
 from harness.core.errors import HarnessError
 from harness.core.structure import Form, Structured
 from harness.core.words import Evidence, Kind, Verdict
 from harness.host.host import Host
-from harness.lane.record import FigureLine, LaneRecord, LogRecord
+from harness.lane.results import FigureLine, LaneRecord, LogRecord
 from harness.pack import forms, judges
 from harness.pack.model import Pack
 
@@ -177,12 +177,12 @@ def parse(text: str | bytes, label: str, *, lanes: bool = True) -> Receipt:
 
 def _parse(text: str | bytes, label: str, kind: type[Structured], next_step: str, *, lanes: bool = True) -> Structured:
     try:
-        document = strict_json.loads(text)
+        document = structure.loads(text)
         if not lanes and isinstance(document, dict) and isinstance(document.get("lanes"), dict):
             known_names = [*words.LaneName]  # a lane of another name stays, and is refused
             document["lanes"] = {name: lane for name, lane in document["lanes"].items() if name not in known_names}
         return structure.structure(document, kind)
-    except (strict_json.StrictJsonError, structure.StructureError) as error:
+    except (structure.StrictJsonError, structure.StructureError) as error:
         raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: {next_step}") from None
 
 

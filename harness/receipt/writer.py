@@ -13,15 +13,14 @@ from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, LaneVerdict
-from harness.host.gpus import Gpu
-from harness.host.host import Host
-from harness.lane.record import LogRecord
+from harness.host.host import Gpu, Host
+from harness.lane.results import LogRecord
 from harness.pack.model import Pack
 from harness.pack.requirements import DependencySet
 from harness.receipt import receipt, redaction
 from harness.receipt.redaction import Scrubber
 from harness.upstream.source import commit_of
-from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Outcome
 
 #: The folders of a lane, with their random names under the cache.
 LANE_FOLDER = re.compile(r"\$CACHE/work/lane-[^/\s]+/content/(home|tmp|cwd)")

@@ -18,7 +18,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.core import strict_json
+from harness.core import structure
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
 from harness.pack import judges
@@ -223,7 +223,7 @@ def document(pack: Pack) -> dict[str, Any] | None:
 def _load_record(path: Path) -> dict[str, Any]:
     """Return the record at `path`; an empty dict where it is missing or cannot be read."""
     try:
-        return dict(strict_json.loads(path.read_bytes()))
+        return dict(structure.loads(path.read_bytes()))
     except (OSError, TypeError, ValueError):
         return {}
 

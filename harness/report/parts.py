@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from harness.core import markdown
 from harness.core.words import NO_EXPECTATION, Evidence, Kind, LaneName, LaneVerdict, Verdict
-from harness.lane.record import LaneRecord
+from harness.lane.results import LaneRecord
 from harness.pack.model import Pack, Thread
 from harness.receipt import staleness, strength
 from harness.receipt.receipt import Receipt

@@ -6,7 +6,7 @@ mention, link or tag in them takes effect.
 
 from harness.core import markdown
 from harness.core.words import LaneVerdict, Role
-from harness.lane.record import check_names
+from harness.lane.results import check_names
 from harness.receipt import figures, strength
 from harness.receipt.redaction import Scrubber
 from harness.report import links

@@ -12,7 +12,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import BITWISE_IDENTICAL, Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
 from harness.lane import results, script
-from harness.lane.record import LaneRecord
+from harness.lane.results import LaneRecord
 from harness.pack import patch_text, requirements
 from harness.pack.model import Pack
 from harness.pack.patch_text import PatchedFile

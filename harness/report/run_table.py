@@ -9,9 +9,9 @@ from rich.table import Table
 
 from harness.core.terminal import render
 from harness.core.words import NO_EXPECTATION, UNJUDGED, Kind, LaneName, Verdict
-from harness.lane.record import FigureLine
+from harness.lane.results import FigureLine
 from harness.receipt import figures
-from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Outcome
 
 #: Of the JSON document.
 SCHEMA = 1

@@ -7,13 +7,12 @@ from pathlib import Path
 from harness.core.errors import HarnessError
 from harness.core.words import LaneVerdict, Verdict
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd
+from harness.lane.results import LaneEnd
 from harness.receipt import writer
 from harness.schedule.session import Session
 from harness.schedule.task import Task, tasks
 from harness.verdict import pack_verdict
-from harness.verdict.outcome import Outcome, outcome_of_error
-from harness.verdict.pack_verdict import Judgement
+from harness.verdict.pack_verdict import Judgement, Outcome, outcome_of_error
 
 
 @dataclass

@@ -5,22 +5,21 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core import files, room, seal
+from harness.core import files, seal
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
-from harness.host.gpus import Device, place_name
+from harness.host.host import Device, place_name
 from harness.lane import built_environment, lane
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
-from harness.lane.record import LaneEnd, LaneRecord, LogRecord
+from harness.lane.results import LaneEnd, LaneRecord, LogRecord
 from harness.pack.requirements import DependencySet
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
-from harness.schedule.queue import Devices
 from harness.schedule.session import Session
-from harness.schedule.task import Task
+from harness.schedule.task import Devices, Task
 from harness.upstream import dependencies, patch, tree
 from harness.upstream.tree import Tree
 from harness.verdict import lane_verdict
@@ -194,6 +193,6 @@ class Runner:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o600)
             path.write_text(run.ended.log, encoding="utf-8")
-        with room.guard(self.session.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
+        with files.guard(self.session.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
             files.write_atomic(self.session.folder / task.log, text)  # on disk before the journal names it
         return record, LogRecord(task.log, files.sha256_bytes(text.encode()))

@@ -16,16 +16,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from harness.core.words import LaneName, LaneVerdict
-from harness.host.gpus import place_name
-from harness.lane import bytecode, supervisor
+from harness.host.host import place_name
+from harness.lane import environment, supervisor
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd
+from harness.lane.results import LaneEnd
 from harness.schedule.account import Account
 from harness.schedule.lane_runner import NoEnd, Prepared, Runner
-from harness.schedule.queue import Devices, Places, rank
 from harness.schedule.session import GpuFault, Session
-from harness.schedule.task import Task, expected_seconds, lower_bound_seconds
-from harness.verdict.outcome import outcome_of_error
+from harness.schedule.task import Devices, Places, Task, expected_seconds, lower_bound_seconds, rank
+from harness.verdict.pack_verdict import outcome_of_error
 
 Result = TypeVar("Result")
 #: The longest wait of the main thread, in seconds. Python runs signal handlers there between bytecodes: a signal that
@@ -44,7 +43,7 @@ def run(session: Session, cells: list[Cell], *, receipts: bool = True) -> Accoun
     account = Account(session, receipts)
     account.plan(cells)
     supervisor.adopt_orphans()
-    bytecode.store(session.progress.tell)
+    environment.store_bytecode(session.progress.tell)
     Scheduler(account, Runner(session)).run()
     for cell in cells:  # also those whose lanes ended before, belong to another cell too, or were interrupted
         account.settle(cell, at_end=True)

@@ -19,7 +19,7 @@ from harness.lane import built_environment
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.pack import load
 from harness.pack.model import Pack
-from harness.upstream import newest
+from harness.upstream import download
 from harness.upstream.source import SourceKind, parse_source
 
 #: The columns of cells on the tree of the patch that upstream is asked to merge, on upstream's newest release, and on
@@ -122,9 +122,9 @@ def _look_up(cache: Cache, column: str, subject: str, is_wheel: bool) -> tuple[s
     """
     try:
         if column == LATEST:
-            release = newest.release(cache, subject, wheels_only=is_wheel)
+            release = download.newest_release(cache, subject, wheels_only=is_wheel)
             return f"{subject}=={release.version}", {"seen": release.seen}
-        head = newest.head(cache, subject)
+        head = download.newest_head(cache, subject)
     except HarnessError as error:
         return None, {"version": "", "evidence": None, "reason": str(error), "verdict": Verdict.UNAVAILABLE}
     version = f"commit {head.version[:12]} of {head.date}"

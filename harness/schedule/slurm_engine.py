@@ -21,10 +21,9 @@ from harness.schedule import slurm
 from harness.schedule.account import Account
 from harness.schedule.lane_runner import Runner
 from harness.schedule.session import Session
-from harness.schedule.slurm import AwayError, Settings
-from harness.schedule.slurm_node import TaskResult, Work
+from harness.schedule.slurm import AwayError, Settings, TaskResult, Work
 from harness.schedule.task import expected_seconds
-from harness.verdict.outcome import outcome_of_error
+from harness.verdict.pack_verdict import outcome_of_error
 
 #: Seconds that a task needs besides its lanes: Python starts on a cold file system, and trees are checked.
 OVERHEAD = 300.0

@@ -12,8 +12,7 @@ from harness.core import files
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.seal import Layout
 from harness.host.eligibility import version_mismatch
-from harness.host.gpus import Device
-from harness.host.host import cores
+from harness.host.host import Device, cores
 from harness.lane import built_environment, environment, process
 from harness.lane.cell import Cell
 from harness.lane.process import Command

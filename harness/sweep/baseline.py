@@ -8,14 +8,14 @@ from packaging.version import Version
 from harness.core.errors import HarnessError
 from harness.core.words import Verdict
 from harness.lane.cell import Cell
-from harness.lane.record import FigureLine
+from harness.lane.results import FigureLine
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
 from harness.schedule.selection import HEAD, LATEST
 from harness.sweep import run_folder
-from harness.sweep.results import FLAKY, ChangeRow
-from harness.verdict.outcome import Outcome
+from harness.sweep.run_folder import FLAKY, ChangeRow
+from harness.verdict.pack_verdict import Outcome
 
 #: Good verdicts on a release that has the bug. After a release without it, they are no recovery.
 HAVE_BUG = {Verdict.CONFIRMED, Verdict.REPRODUCED}

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from harness.core.words import LaneName, Verdict
-from harness.host.gpus import place_name
+from harness.host.host import place_name
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd
+from harness.lane.results import LaneEnd
 from harness.receipt import figures
 from harness.receipt.redaction import Scrubber
 from harness.schedule.account import Account
 from harness.schedule.session import GpuFault, Session
 from harness.sweep import baseline as comparison
 from harness.sweep.baseline import Baseline
-from harness.sweep.results import (
+from harness.sweep.run_folder import (
     FLAKY,
     NOT_HERE,
     NOT_RUN,
@@ -25,9 +25,9 @@ from harness.sweep.results import (
     HostRow,
     LaneRow,
     Results,
+    RunFolder,
 )
-from harness.sweep.run_folder import RunFolder
-from harness.verdict.outcome import Outcome, outcome_of_error
+from harness.verdict.pack_verdict import Outcome, outcome_of_error
 
 #: Verdicts that are never a known deviation: no thread of upstream's explains them.
 NEVER_KNOWN = {Verdict.ERROR, FLAKY, NOT_RUN, NOT_HERE}

@@ -13,7 +13,7 @@ from harness.core.words import Verdict
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.sweep import run_folder
-from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
+from harness.sweep.run_folder import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
 FOLDER = Path(__file__).parent
 #: How many of the last bytes of a log go into the page, if the cell needs attention.

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from harness.core import files, git, room
+from harness.core import files, git
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError, UnreachableError
 from harness.core.words import Exit
@@ -58,7 +58,7 @@ def copy_path(folder: Path, destination: Path) -> str:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
     except OSError as error:
-        if error.errno in room.NO_ROOM:
+        if error.errno in files.NO_ROOM:
             raise
         name = str(error.filename)[-SHOWN:]
         raise HarnessError(f"path:{folder}: {name} cannot be copied: {error.strerror}") from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.core.words import Evidence, Exit, LaneVerdict, Role
-from harness.lane.record import LaneRecord, check_names
+from harness.lane.results import LaneRecord, check_names
 from harness.pack.model import Pack
 from harness.verdict import pack_verdict
 

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from harness.core.words import LaneVerdict, Role
 from harness.lane.lane import RAISED, Lane, LaneRun
 from harness.lane.process import Ended
-from harness.lane.record import CheckLine, LaneRecord, UpstreamLine, check_names
+from harness.lane.results import CheckLine, LaneRecord, UpstreamLine, check_names
 from harness.lane.script import NO_SENTINEL, STATUS, Script, last_exception
 
 #: Exit statuses of a script that ended in an exception and printed no sentinel.

@@ -16,7 +16,7 @@ from harness.core.words import Evidence, Exit, LaneName, LaneVerdict, Role, Verd
 from harness.host.eligibility import Planned
 from harness.lane import results
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd, LaneRecord, check_names
+from harness.lane.results import LaneEnd, LaneRecord, check_names
 from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
 from harness.receipt import figures

@@ -9,8 +9,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, is_target
 from harness.host import eligibility
-from harness.host.gpus import Gpu
-from harness.host.host import Host
+from harness.host.host import Gpu, Host
 from harness.pack import load
 from harness.pack.model import Pack, Target
 from testing.workbench import Workbench

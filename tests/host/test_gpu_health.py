@@ -6,7 +6,7 @@ import pytest
 
 from harness.host import gpu_health, nvml
 from harness.host.gpu_health import GpuWatch
-from harness.host.gpus import Device, Gpu, Reading
+from harness.host.host import Device, Gpu, Reading
 
 DEVICE = Device("0", "0", Gpu("Toy", "9.0"), None, None)
 

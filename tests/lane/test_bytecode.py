@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-STORE = "from harness.lane import bytecode; bytecode.store(print)"
+STORE = "from harness.lane import environment; environment.store_bytecode(print)"
 FILES = ("torch/__init__.py", "torch/_inductor/__init__.py", "torch/_inductor/compile_fx.py", "triton/__init__.py")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.words import LaneName, LaneVerdict, Role
-from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
+from harness.lane.results import CheckLine, LaneEnd, LaneRecord, OutputLine
 from harness.mutate import campaign
 from harness.mutate.handwritten import Listed, ListedElsewhere
 from harness.receipt.strength import Fate, MutantRecord, count

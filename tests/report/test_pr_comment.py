@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.words import Evidence, LaneVerdict, Role
-from harness.lane.record import CheckLine, FigureLine, LaneRecord, OutputLine
+from harness.lane.results import CheckLine, FigureLine, LaneRecord, OutputLine
 from harness.pack import load
 from harness.receipt import redaction
 from harness.report import links, pr_comment

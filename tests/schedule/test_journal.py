@@ -9,8 +9,8 @@ import pytest
 
 from harness.core import files
 from harness.core.words import LaneName, LaneVerdict
-from harness.lane.record import LaneEnd, LogRecord
-from harness.schedule.journal import Journal
+from harness.lane.results import LaneEnd, LogRecord
+from harness.schedule.session import Journal
 from testing import laid_out
 
 TEXT = "what the script said\n"

@@ -13,14 +13,13 @@ import pytest
 from harness.core.cache import Cache
 from harness.core.words import LaneName, LaneVerdict
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd
+from harness.lane.results import LaneEnd
 from harness.receipt import receipt, writer
 from harness.schedule import lanes
-from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Runner
-from harness.schedule.session import Session
+from harness.schedule.session import Journal, Session
 from harness.schedule.task import Task
-from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Outcome
 from testing import laid_out
 from testing.laid_out import HOST
 

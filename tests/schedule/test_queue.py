@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.core.words import Evidence, LaneName
-from harness.host.gpus import Device, Gpu, place_name
+from harness.host.host import Device, Gpu, place_name
 from harness.lane.cell import Cell
-from harness.schedule.queue import Devices, Places, rank
-from harness.schedule.task import Task, lower_bound_seconds
+from harness.schedule.task import Devices, Places, Task, lower_bound_seconds, rank
 
 
 def _task(

@@ -17,16 +17,14 @@ from harness.core.cache import Cache
 from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd
+from harness.lane.results import LaneEnd
 from harness.schedule import lanes, selection
 from harness.schedule import task as schedule_task
 from harness.schedule.account import Account
-from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared
 from harness.schedule.lanes import DRAIN_SECONDS, Scheduler
-from harness.schedule.queue import Devices
-from harness.schedule.session import Session
-from harness.schedule.task import Task
+from harness.schedule.session import Journal, Session
+from harness.schedule.task import Devices, Task
 from harness.upstream.source import Source, SourceKind
 from harness.verdict.pack_verdict import Judgement
 from testing import laid_out

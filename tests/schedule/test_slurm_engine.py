@@ -9,16 +9,14 @@ import pytest
 
 from harness.core.cache import Cache
 from harness.host import host
-from harness.host.gpus import GpuPool
+from harness.host.host import GpuPool
 from harness.lane.cell import Cell
 from harness.pack import load
 from harness.schedule import slurm, slurm_engine
 from harness.schedule.account import Account
-from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of
-from harness.schedule.session import Session
-from harness.schedule.slurm import Settings
-from harness.schedule.slurm_node import Work
+from harness.schedule.session import Journal, Session
+from harness.schedule.slurm import Settings, Work
 from harness.schedule.task import tasks
 from testing import toys
 

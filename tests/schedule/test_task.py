@@ -6,8 +6,7 @@ import itertools
 from dataclasses import replace
 
 from harness.core.words import Evidence
-from harness.host.gpus import Gpu
-from harness.host.host import Host
+from harness.host.host import Gpu, Host
 from harness.lane.cell import Cell
 from harness.pack.model import Target
 from harness.schedule import task

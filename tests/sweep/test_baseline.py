@@ -11,18 +11,17 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
-from harness.host.gpus import Gpu
+from harness.host.host import Gpu
 from harness.lane.cell import Cell
-from harness.lane.record import FigureLine, LaneEnd, LaneRecord
+from harness.lane.results import FigureLine, LaneEnd, LaneRecord
 from harness.receipt import receipt
 from harness.receipt.receipt import Receipt
 from harness.schedule import selection
 from harness.sweep import baseline, run_folder
 from harness.sweep.baseline import Baseline
 from harness.sweep.outputs import write
-from harness.sweep.results import NOT_HERE
-from harness.verdict.outcome import Outcome
-from harness.verdict.pack_verdict import Judgement
+from harness.sweep.run_folder import NOT_HERE
+from harness.verdict.pack_verdict import Judgement, Outcome
 from testing import nights
 from testing.laid_out import HOST
 from testing.workbench import REPOSITORY

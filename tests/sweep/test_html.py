@@ -12,7 +12,7 @@ import pytest
 
 from harness.schedule.session import GpuFault
 from harness.sweep import outputs
-from harness.sweep.results import ChangeRow, FigureRow, Results
+from harness.sweep.run_folder import ChangeRow, FigureRow, Results
 from testing import nights
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -31,7 +31,7 @@ def test_a_sweep_leaves_everything_in_one_folder_and_the_next_says_that_nothing_
     assert "nothing needs attention; 1 cells: 1 CONFIRMED" in first.stdout
     document = workbench.results()
     assert (document["finished"], document["lanes_run"], document["status"]) == (True, 4, 0)
-    assert run_folder.read(workbench.newest).run == workbench.newest.name, "it is what harness/sweep/results.py says"
+    assert run_folder.read(workbench.newest).run == workbench.newest.name, "it is what harness/sweep/run_folder.py says"
     receipt = json.loads((workbench.newest / "receipts/01_confirmed/cpu.traced.json").read_text())
     assert (receipt["verdict"], receipt["repeats"]) == ("CONFIRMED", {"agreeing": 2, "of": 2})
     assert receipt["claims"] == ["BITWISE_IDENTICAL"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.upstream import uv
+from harness.upstream import dependencies
 from testing import toys
 from testing.package_index import Shelf, served, settings
 from testing.workbench import Workbench
@@ -128,11 +128,11 @@ def test_uv_itself_takes_nothing_but_the_pinned_wheel(
     _, sha256 = toys.wheel(wheels, "toyhelper-1.0-py3-none-any.whl", {"toyhelper.py": ""})
     given.write_text(f"toyhelper==1.0 --hash=sha256:{sha256}\n")
     python = Path(sys.executable)
-    uv.lay_out(given, wheels, tmp_path / "sound", python, tmp_path / "uv")
+    dependencies.lay_out(given, wheels, tmp_path / "sound", python, tmp_path / "uv")
     assert (tmp_path / "sound/toyhelper.py").exists()
     change(wheels)
-    with pytest.raises(uv.UvError, match=said):
-        uv.lay_out(given, wheels, tmp_path / "site", python, tmp_path / "another")
+    with pytest.raises(dependencies.UvError, match=said):
+        dependencies.lay_out(given, wheels, tmp_path / "site", python, tmp_path / "another")
     assert not (tmp_path / "site/toyhelper.py").exists()
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.author import release
 from harness.core.errors import UnavailableError
-from harness.upstream import metadata
 
 
-def _read(folder: Path, *lines: str) -> metadata.Metadata:
+def _read(folder: Path, *lines: str) -> release.Metadata:
     (folder / "PKG-INFO").write_text(
         "Metadata-Version: 2.1\nName: toy\nVersion: 1\n" + "\n".join(lines) + "\n\nwords\n"
     )
-    return metadata.read(folder)
+    return release.read_metadata(folder)
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_requirements_that_cannot_be_read_are_none(tmp_path: Path) -> None:
 
 def test_a_release_without_metadata_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="neither PKG-INFO nor METADATA"):
-        metadata.read(tmp_path)
+        release.read_metadata(tmp_path)

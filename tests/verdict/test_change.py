@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from harness.core.words import Exit, LaneVerdict, Role
-from harness.lane.record import CheckLine, LaneRecord
+from harness.lane.results import CheckLine, LaneRecord
 from harness.verdict import change
 from harness.verdict.change import Change, Effect, Side, compare_sides
 
