@@ -18,7 +18,7 @@ import psutil
 
 from harness.core import cache
 from harness.core.cache import Cache
-from harness.host import host
+from harness.host import nvml
 from harness.pack import load, requirements
 from harness.pack.model import Pack
 from harness.report import report, soundness
@@ -173,7 +173,7 @@ class Workbench:
         """Return what `check` says of the one pack, without a process of its own."""
         (folder,) = self.packs.glob("[0-9]*")
         one = load.load_pack(folder)
-        return "\n".join(finding.text for finding in soundness.findings(one, Cache(self.cache), host.detect()))
+        return "\n".join(finding.text for finding in soundness.findings(one, Cache(self.cache), nvml.detect()))
 
     def gives(self, status: int, verdict: str, *arguments: str, reason: str = "", **environment: str) -> dict[str, Any]:
         """Run the one pack; return its row, which has to have this verdict, and this text in its reason."""
@@ -189,7 +189,7 @@ def unpacked(one: Pack) -> Tree:
 
 def installed(one: Pack) -> Path:
     """Lay out what a real pack wants beside it on the target cpu, in the user's cache."""
-    name, tag = one.definition.targets["cpu"].dependencies, host.detect().python_tag
+    name, tag = one.definition.targets["cpu"].dependencies, nvml.detect().python_tag
     members = requirements.named_set(one.definition, name, tag)
     layout = dependencies.layout(Cache(cache.default_root()), members, Path(sys.executable), tag)
     layout.lay_out()

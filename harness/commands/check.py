@@ -11,7 +11,7 @@ from harness.commands.options import Shared
 from harness.core import files, terminal
 from harness.core.errors import Finding, HarnessError
 from harness.core.words import Exit
-from harness.host import host
+from harness.host import nvml
 from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.report import advisories, bundle, soundness
@@ -120,7 +120,7 @@ def command(shared: Shared, names: tuple[str, ...], sent: Path | None, write: bo
         return _write_advisories(shared.packs, records)
     if sent is not None:
         return _check_bundle(sent, shared.packs)
-    cache, this_host = shared.cache(), host.detect()
+    cache, this_host = shared.cache(), nvml.detect()
     packs, errors = options.load_packs(shared.packs, names)
     found = {pack.name: soundness.findings(pack, cache, this_host) for pack in packs}
     for name, finding in soundness.duplicate_numbers(packs).items():

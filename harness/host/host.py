@@ -177,13 +177,8 @@ def memory_gib() -> float:
     return max(psutil.virtual_memory().total, int(text) if text.isdecimal() else 0) / 2**30
 
 
-def detect(pool: GpuPool | None = None) -> Host:
-    """Describe this host; its GPUs are those of `pool`, by default all that it shows."""
-    if pool is None:
-        from harness.host.nvml import gpu_pool  # noqa: PLC0415 - 15 ms that `list` does without
-
-        with gpu_pool() as opened:
-            return detect(opened)
+def detect(pool: GpuPool) -> Host:
+    """Describe this host; its GPUs are those of `pool`."""
     python = ".".join(str(part) for part in sys.version_info[:3])
     cuda = _torch_cuda()
     return Host(

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from harness.host.host import Device, Gpu, GpuPool, Reading
+from harness.host import host
+from harness.host.host import Device, Gpu, GpuPool, Host, Reading
 
 Value = TypeVar("Value")
 GIB = 2**30
@@ -127,3 +128,9 @@ def gpu_pool() -> Iterator[GpuPool]:
         yield GpuPool(devices, pynvml.nvmlSystemGetDriverVersion() if devices else "", lost)
     finally:
         pynvml.nvmlShutdown()
+
+
+def detect() -> Host:
+    """Describe this host, with all GPUs that it shows."""
+    with gpu_pool() as pool:
+        return host.detect(pool)

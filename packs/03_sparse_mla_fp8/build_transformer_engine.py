@@ -31,7 +31,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from harness.core import cache, files
-from harness.host import host
+from harness.host import nvml
 from harness.lane import built_environment
 from harness.pack import load
 from harness.upstream import download
@@ -112,7 +112,7 @@ def main():
 
     print(
         built_environment.interpreter(
-            store.populate(built_environment.KIND, built_environment.key(host.detect(), NAME), make)
+            store.populate(built_environment.KIND, built_environment.key(nvml.detect(), NAME), make)
         )
     )
 

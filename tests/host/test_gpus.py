@@ -14,11 +14,11 @@ from testing.workbench import REPOSITORY
 
 ASK = """
 import json
-from harness.host import host
+from harness.host import nvml
 from harness.host.nvml import gpu_pool
 with gpu_pool() as pool:
     devices = [[one.token, one.number, one.gpu.name, one.is_instance] for one in pool.devices]
-    print(json.dumps([devices, [gpu.name for gpu in host.detect().gpus], pool.driver, pool.lost]))
+    print(json.dumps([devices, [gpu.name for gpu in nvml.detect().gpus], pool.driver, pool.lost]))
 """
 FIRST, SECOND, THIRD = (f"GPU-{number}0000000-0b7e-4a52-9d8c-0123456789ab" for number in (1, 2, 3))
 PARTS = [f"MIG-{number}0000000-0b7e-4a52-9d8c-0123456789ab" for number in (7, 8)]
