@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from harness.author import new_pack, release, script
+from harness.author import new_pack, release
 from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
@@ -44,7 +44,7 @@ def command(shared: Shared, slug: str, source: Path, packages: tuple[str, ...], 
       runner.py new tvd_ties --from-script bug.py --with liger-kernel==0.8.3 \\
         --with transformers --fails RuntimeError
     """
-    parsed = script.read(source)
+    parsed = release.read_script(source)
     folder = new_pack.folder_for(shared.packs.absolute(), slug)
     requirements, title = release.requirements_of(packages), parsed.title or slug.replace("_", " ")
     with running.session(replace(shared, jobs=1)) as session:

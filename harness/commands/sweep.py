@@ -21,12 +21,11 @@ from harness.host.host import place_name
 from harness.lane.cell import BOTH_LANES, Cell
 from harness.receipt import redaction
 from harness.schedule import lanes
-from harness.schedule.account import Account
+from harness.schedule.lanes import Account
 from harness.schedule.selection import HEAD, LATEST, copied_inputs, select, sweep_cells
 from harness.schedule.session import Journal, Session
-from harness.sweep import baseline as baselines
 from harness.sweep import outputs, run_folder
-from harness.sweep.collector import Collector
+from harness.sweep.collector import Collector, find_baseline
 
 BUDGET = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -147,7 +146,7 @@ def command(
                 stop_at=stop_at,
                 watch=GpuWatch(),
             )
-            reference = baselines.find(baseline)
+            reference = find_baseline(baseline)
             session.progress.tell(
                 f"run folder {folder.path}: {len(cells)} cells, {len(journal.ends)} lanes ended before"
             )

@@ -12,7 +12,7 @@ from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
 from harness.core.words import LaneVerdict
 from harness.host.host import Host
-from harness.lane import built_environment, environment, process, results, script
+from harness.lane import environment, process, results, script
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
 from harness.lane.process import Ended
@@ -85,7 +85,7 @@ def run(cache: Cache, host: Host, lane: Lane) -> LaneRun:
     key = files.key_of(lane.tree.key, lane.dependency_set.sha256, cell.target, *toolchain)
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
-        built_environment.check(cache, cell.environment)
+        environment.check_built(cache, cell.environment)
         jit = nullcontext(work / "jit") if cell.is_wrong_fix else jit_folder(cache, key, work)
         with jit as caches:
             environment.make_folders(work, caches)
@@ -94,7 +94,7 @@ def run(cache: Cache, host: Host, lane: Lane) -> LaneRun:
             if lane_run.ended.reason != ABANDONED:
                 for layout, seal_before in zip(layouts, seals, strict=True):
                     layout.check(seal_before, while_it_ran=True)
-                built_environment.check(cache, cell.environment)
+                environment.check_built(cache, cell.environment)
         except ChangedError as error:
             return replace(lane_run, problem=f"while it ran: {error}")
     return lane_run
@@ -140,7 +140,7 @@ def _combined(script_end: Ended, contract_end: Ended) -> Ended:
 
 
 def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], timeout: float) -> process.Command:
-    python = built_environment.interpreter(lane.cell.environment)
+    python = environment.interpreter(lane.cell.environment)
     gate = work / f"gate-{len(list(work.glob('gate-*')))}"  # each supervisor makes its own
     # The last folder is that of the kit, which contracts import.
     paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, files.REPOSITORY]

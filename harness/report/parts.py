@@ -14,8 +14,7 @@ from harness.pack.model import Pack, Thread
 from harness.receipt import staleness, strength
 from harness.receipt.receipt import Receipt
 from harness.suites import receipt as suite_receipt
-from harness.suites.comparison import Change
-from harness.suites.receipt import SuiteReceipt
+from harness.suites.receipt import Change, SuiteReceipt
 
 THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pull|discussions)/(?P<number>\d+)")
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")

@@ -10,7 +10,7 @@ from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
 from harness.host.host import Device, place_name
-from harness.lane import built_environment, lane
+from harness.lane import environment, lane
 from harness.lane.cell import Cell
 from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
@@ -70,7 +70,7 @@ class Runner:
         by relative paths. UnavailableError is raised if a file cannot be fetched or is damaged, UnsupportedHereError
         if a dependency has no wheel for this Python.
         """
-        upstream, python = cell.pack.definition.upstream, built_environment.interpreter(cell.environment)
+        upstream, python = cell.pack.definition.upstream, environment.interpreter(cell.environment)
         members = self.session.dependency_set(cell)
         pristine = tree.materialize(self.session.cache, upstream, cell.source)
         is_merged, wheels = upstream.is_compiled and cell.source.is_release, members

@@ -15,8 +15,8 @@ from harness.core.words import LaneName, Verdict
 from harness.host import eligibility
 from harness.host.eligibility import Planned
 from harness.host.host import Host
-from harness.lane import built_environment
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
+from harness.lane.environment import find_environment
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.upstream import download
@@ -63,7 +63,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         dependencies=request.dependencies,
         lanes=lanes,
         timeout=request.timeout,
-        environment=built_environment.find_environment(cache, host, environment),
+        environment=find_environment(cache, host, environment),
         reason=planned.reason,
     )
 

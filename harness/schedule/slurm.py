@@ -27,8 +27,8 @@ from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
 from harness.host.host import Gpu, GpuPool
 from harness.host.nvml import gpu_pool
-from harness.lane import built_environment
 from harness.lane.cell import Cell
+from harness.lane.environment import find_environment
 from harness.lane.results import LaneEnd
 from harness.schedule import lanes
 from harness.schedule.session import GpuFault, Journal, Session
@@ -114,7 +114,7 @@ def _judge(work: Work, pool: GpuPool) -> TaskResult:
         inputs.mkdir()
         for name, data in work.inputs.items():
             (inputs / name).write_bytes(data)
-        environment = built_environment.find_environment(cache, host, cell.stated.environment)
+        environment = find_environment(cache, host, cell.stated.environment)
         cell = replace(cell, pack=replace(cell.pack, inputs=inputs), environment=environment)
         session = Session(
             cache=cache,

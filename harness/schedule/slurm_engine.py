@@ -18,8 +18,8 @@ from harness.core import files
 from harness.core.cache import Cache
 from harness.lane.cell import Cell
 from harness.schedule import slurm
-from harness.schedule.account import Account
 from harness.schedule.lane_runner import Runner
+from harness.schedule.lanes import Account
 from harness.schedule.session import Session
 from harness.schedule.slurm import AwayError, Settings, TaskResult, Work
 from harness.schedule.task import expected_seconds

@@ -13,7 +13,7 @@ from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.seal import Layout
 from harness.host.eligibility import version_mismatch
 from harness.host.host import Device, cores
-from harness.lane import built_environment, environment, process
+from harness.lane import environment, process
 from harness.lane.cell import Cell
 from harness.lane.process import Command
 from harness.pack.model import TESTS, Pack, UpstreamTests
@@ -21,9 +21,8 @@ from harness.receipt import writer
 from harness.receipt.receipt import DependencyRecord, UpstreamRecord, patch_record
 from harness.schedule.lane_runner import Runner
 from harness.schedule.session import Session
-from harness.suites import comparison
-from harness.suites.comparison import CaseEnd, Change
-from harness.suites.receipt import SCHEMA, SuiteReceipt
+from harness.suites import receipt
+from harness.suites.receipt import SCHEMA, CaseEnd, Change, SuiteReceipt
 from harness.upstream import patch
 from harness.upstream.patch import StalePatchError
 from harness.upstream.source import parse_source
@@ -67,7 +66,7 @@ class Suite:
             files.write_atomic(self.session.folder / f"{label}.log", end.log)
             self.dependencies.check(seal, while_it_ran=True)
             try:
-                return comparison.read(report, end.status, listing=listing)
+                return receipt.read(report, end.status, listing=listing)
             except ValueError as error:
                 raise HarnessError(f"{name}: {abnormal_end(end, command.timeout) or error}") from None
 
@@ -78,7 +77,7 @@ class Suite:
         share = environment.Share(len(cores()), 1, ",".join(device.token for device in self.devices))
         paths = [root, self.dependencies.folder]
         return Command(
-            arguments=(str(built_environment.interpreter(self.cell.environment)), "-P", "-m", "pytest", *arguments),
+            arguments=(str(environment.interpreter(self.cell.environment)), "-P", "-m", "pytest", *arguments),
             environment={
                 **environment.build(os.environ, work, work / "jit", paths, share),
                 "MASTER_ADDR": "127.0.0.1",  # torch.distributed listens there
@@ -114,7 +113,7 @@ def judge(pack: Pack, tests: UpstreamTests, session: Session) -> SuiteReceipt:
         source=parse_source(tests.origin or None, pack.definition),
         dependencies=(TESTS,),
         patch=pack.suite_patch,
-        environment=built_environment.find_environment(cache, host, pack.definition.stated(target).environment),
+        environment=environment.find_environment(cache, host, pack.definition.stated(target).environment),
     )
     prepared = Runner(session).prepare(cell)
     pristine, members = prepared.pristine, prepared.dependency_set
@@ -129,9 +128,9 @@ def judge(pack: Pack, tests: UpstreamTests, session: Session) -> SuiteReceipt:
     suite = Suite(cell, tests, prepared.dependencies, devices, session)
     listed = suite.run("the list of tests", pristine, listing=True)
     before, after = suite.run("without the patch", trees[0]), suite.run("with the patch", trees[1])
-    rows = comparison.compare(listed, before, after, adds=own.exists())
-    verdict, reason = comparison.verdict(rows, adds=own.exists())
-    receipt = SuiteReceipt(
+    rows = receipt.compare(listed, before, after, adds=own.exists())
+    verdict, reason = receipt.verdict(rows, adds=own.exists())
+    unscrubbed = SuiteReceipt(
         schema=SCHEMA,
         pack=pack.name,
         verdict=verdict,
@@ -152,5 +151,5 @@ def judge(pack: Pack, tests: UpstreamTests, session: Session) -> SuiteReceipt:
         seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
     )
     scrub = writer.scrubber(pack, cache, host, members, {})
-    scrubbed: SuiteReceipt = scrub.document(receipt, "upstream_tests", writer.without_lane_folders)
+    scrubbed: SuiteReceipt = scrub.document(unscrubbed, "upstream_tests", writer.without_lane_folders)
     return scrubbed

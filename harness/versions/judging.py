@@ -21,7 +21,7 @@ from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
 from harness.receipt import figures
 from harness.schedule import lanes
-from harness.schedule.account import Account
+from harness.schedule.lanes import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
 from harness.upstream import download

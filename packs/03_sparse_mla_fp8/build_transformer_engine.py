@@ -32,7 +32,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from harness.core import cache, files
 from harness.host import nvml
-from harness.lane import built_environment
+from harness.lane import environment as lane_environment
 from harness.pack import load
 from harness.upstream import download
 
@@ -111,8 +111,8 @@ def main():
         print(text)
 
     print(
-        built_environment.interpreter(
-            store.populate(built_environment.KIND, built_environment.key(nvml.detect(), NAME), make)
+        lane_environment.interpreter(
+            store.populate(lane_environment.BUILT, lane_environment.environment_key(nvml.detect(), NAME), make)
         )
     )
 

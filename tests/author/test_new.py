@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.author import script
+from harness.author import release
 from harness.core.errors import HarnessError
 from harness.pack import load
 from testing import histories, releases, toys
@@ -215,7 +215,7 @@ def test_a_wrong_call_writes_nothing(author: Author, text: str, arguments: list[
 def test_a_script_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
     with pytest.raises(HarnessError, match=r"latin.py: no Python: .* Next: run it by itself first"):
-        script.read(tmp_path / "latin.py")
+        release.read_script(tmp_path / "latin.py")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_script_that_is_no_text_is_refused(tmp_path: Path) -> None:
 )
 def test_the_sentinel_stands_behind_what_has_to_be_in_front(tmp_path: Path, text: str, head: int) -> None:
     (tmp_path / "bug.py").write_text(text)
-    read = script.read(tmp_path / "bug.py")
+    read = release.read_script(tmp_path / "bug.py")
     assert read.body == head
     ended = subprocess.run(
         [sys.executable, "-c", read.as_reproducer(">=3.10", (), "AssertionError")], capture_output=True, check=False

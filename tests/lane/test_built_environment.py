@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from harness.host import nvml
-from harness.lane import built_environment
+from harness.lane import environment
 from testing import toys
 from testing.workbench import Workbench
 
@@ -21,7 +21,7 @@ def test_lanes_run_in_the_environment_of_their_target_once_it_is_there(workbench
     _lay(workbench, "toy")
     marker = workbench.folder / "marker"
     assert workbench.run("run", "1").returncode == 0
-    folder = workbench.cache / built_environment.KIND / built_environment.key(nvml.detect(), "toy")
+    folder = workbench.cache / environment.BUILT / environment.environment_key(nvml.detect(), "toy")
     interpreter = folder / "bin/python"
     interpreter.parent.mkdir(parents=True)
     own = shlex.quote(sys.executable)
@@ -36,7 +36,9 @@ def test_lanes_run_in_the_environment_of_their_target_once_it_is_there(workbench
 def test_an_environment_belongs_to_one_interpreter_and_one_torch() -> None:
     base = nvml.detect()
     hosts = (base, dataclasses.replace(base, torch="1.0"), dataclasses.replace(base, python="3.99.0"))
-    keys = {built_environment.key(variant, "toy") for variant in hosts} | {built_environment.key(base, "other")}
+    keys = {environment.environment_key(variant, "toy") for variant in hosts} | {
+        environment.environment_key(base, "other")
+    }
     assert len(keys) == 4
 
 

@@ -20,9 +20,8 @@ from harness.lane.cell import Cell
 from harness.lane.results import LaneEnd
 from harness.schedule import lanes, selection
 from harness.schedule import task as schedule_task
-from harness.schedule.account import Account
 from harness.schedule.lane_runner import Prepared
-from harness.schedule.lanes import DRAIN_SECONDS, Scheduler
+from harness.schedule.lanes import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.session import Journal, Session
 from harness.schedule.task import Devices, Task
 from harness.upstream.source import Source, SourceKind

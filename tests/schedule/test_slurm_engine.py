@@ -13,7 +13,7 @@ from harness.host.host import GpuPool
 from harness.lane.cell import Cell
 from harness.pack import load
 from harness.schedule import slurm, slurm_engine
-from harness.schedule.account import Account
+from harness.schedule.lanes import Account
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Journal, Session
 from harness.schedule.slurm import Settings, Work

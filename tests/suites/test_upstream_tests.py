@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.core import structure
-from harness.suites import comparison
+from harness.suites import receipt
 from harness.suites.receipt import SuiteReceipt
 from testing import mirrors, toys
 from testing import workbench as benches
@@ -303,7 +303,7 @@ def test_a_test_that_two_classes_inherit_from_another_file_is_two(tmp_path: Path
     names = ("test_x.TestX", "test_y.TestX", "base.Base", "base_more.Base")
     cases = "".join(f'<testcase classname="tests.{name}" name="test_a" file="tests/base.py"/>' for name in names)
     (tmp_path / "report.xml").write_text(f"<testsuite>{cases}</testsuite>")
-    ends = comparison.read(tmp_path / "report.xml", 0, listing=False)
+    ends = receipt.read(tmp_path / "report.xml", 0, listing=False)
     assert len(ends) == len(names)
     assert "tests/base.py::Base::test_a" in ends
 

@@ -17,8 +17,8 @@ from harness.lane.results import FigureLine, LaneEnd, LaneRecord
 from harness.receipt import receipt
 from harness.receipt.receipt import Receipt
 from harness.schedule import selection
-from harness.sweep import baseline, run_folder
-from harness.sweep.baseline import Baseline
+from harness.sweep import collector, run_folder
+from harness.sweep.collector import Baseline
 from harness.sweep.outputs import write
 from harness.sweep.run_folder import NOT_HERE
 from harness.verdict.pack_verdict import Judgement, Outcome
@@ -70,11 +70,11 @@ def test_a_figure_changed_only_by_more_than_its_noise(
 ) -> None:
     was, is_now = (FigureLine("time", value, unit, spread) for value, spread in (before, after))
     now, then = _outcome(_measuring(toy), is_now), _receipt(was, "Toy")
-    assert [change.kind for change in baseline.figure_changes(now, then)] == kinds
-    disturbed = [] if unit in baseline.DISTURBED else kinds
+    assert [change.kind for change in collector.figure_changes(now, then)] == kinds
+    disturbed = [] if unit in collector.DISTURBED else kinds
     shared = _outcome(toy, is_now)
-    assert [change.kind for change in baseline.figure_changes(shared, then)] == disturbed, "its lanes shared the host"
-    assert baseline.figure_changes(now, _receipt(was, "Another")) == [], "another GPU is another measurement"
+    assert [change.kind for change in collector.figure_changes(shared, then)] == disturbed, "its lanes shared the host"
+    assert collector.figure_changes(now, _receipt(was, "Another")) == [], "another GPU is another measurement"
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_a_figure_changed_only_by_more_than_its_noise(
     ],
 )
 def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: list[tuple[str, bool]]) -> None:
-    assert [(change.kind, change.worse) for change in baseline.verdict_changes(verdict, before, "toy 1.1")] == kinds
+    assert [(change.kind, change.worse) for change in collector.verdict_changes(verdict, before, "toy 1.1")] == kinds
 
 
 def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:
     newest = replace(toy, column=selection.LATEST, version="2.1")
-    assert baseline.expected(newest, None) == Verdict.FIXED_UPSTREAM
-    assert baseline.expected(replace(newest, version="1.9"), None) == Verdict.CONFIRMED
-    assert baseline.expected(toy, None) == Verdict.CONFIRMED
+    assert collector.expected(newest, None) == Verdict.FIXED_UPSTREAM
+    assert collector.expected(replace(newest, version="1.9"), None) == Verdict.CONFIRMED
+    assert collector.expected(toy, None) == Verdict.CONFIRMED
 
 
 def _judged(run: Path, pack: str, name: str = "cpu.traced") -> None:
@@ -108,16 +108,16 @@ def test_the_newest_run_that_judged_something_is_the_baseline(tmp_path: Path) ->
     judged, empty = (nights.lay(tmp_path, nights.results(night, [nights.cell()])) for night in (0, 1))
     _judged(judged, "01_toy")
     with pytest.raises(HarnessError, match="that run judged nothing"):
-        baseline.find(empty)
+        collector.find_baseline(empty)
     for folder in (tmp_path, judged):
-        assert baseline.find(folder).sweeps == (judged,)
+        assert collector.find_baseline(folder).sweeps == (judged,)
 
 
 def test_each_cell_is_compared_with_the_newest_run_that_judged_it(toy: Cell, tmp_path: Path) -> None:
     older, newer = (nights.lay(tmp_path, nights.results(number, [nights.cell()])) for number in (0, 1))
     _judged(older, toy.pack.name, f"{toy.target}.{toy.evidence}")
     _judged(newer, "02_other")
-    found = baseline.find(tmp_path)
+    found = collector.find_baseline(tmp_path)
     assert found.sweeps == (newer, older)
     for cell in (toy, replace(toy, evidence=None)):
         assert found.receipt_of(cell), "the newest run judged another pack alone"
@@ -132,9 +132,9 @@ def test_what_an_earlier_run_left_damaged_is_passed_over(toy: Cell, tmp_path: Pa
     path = run / "receipts/01_confirmed/cpu.traced.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(damaged)
-    assert baseline.find(run).receipt_of(toy) is None
+    assert collector.find_baseline(run).receipt_of(toy) is None
     (run / "results.json").write_bytes(damaged)
-    assert baseline.find(run.parent).receipt_of(toy) is None
+    assert collector.find_baseline(run.parent).receipt_of(toy) is None
     assert run_folder.cells_not_run(run.parent) == []
 
 
@@ -147,12 +147,12 @@ def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path:
 
 
 def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_path: Path) -> None:
-    assert not baseline.find(None).sweeps
+    assert not collector.find_baseline(None).sweeps
     with pytest.raises(HarnessError, match="no such folder"):
-        baseline.find(tmp_path / "missing")
+        collector.find_baseline(tmp_path / "missing")
     runs = tmp_path / "runs"
     runs.mkdir()
-    assert not baseline.find(runs).sweeps, "the first sweep compares with the receipts"
+    assert not collector.find_baseline(runs).sweeps, "the first sweep compares with the receipts"
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
     with run_folder.open_run(runs, (), moment):
-        assert baseline.find(runs) == Baseline((), "the committed receipts: no earlier run judged anything")
+        assert collector.find_baseline(runs) == Baseline((), "the committed receipts: no earlier run judged anything")
