@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from harness.author.release import Release
-from harness.core import files
-from harness.core.errors import HarnessError
+from harness.core import HarnessError, files
 from harness.core.words import Evidence, Fix, Kind, LaneName
 from harness.host.host import Host
 from harness.lane.results import LaneRecord

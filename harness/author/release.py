@@ -19,9 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.core import python_ast
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core import Cache, HarnessError, UnavailableError, python_ast
 from harness.host.host import Host
 from harness.pack.model import Upstream
 from harness.pack.script_text import HEADER

@@ -12,10 +12,8 @@ import click
 
 from harness import __version__
 from harness.commands.options import PROGRAM_OPTIONS, Shared, see_also
-from harness.core import terminal
-from harness.core.errors import HarnessError, unknown_name
+from harness.core import Exit, HarnessError, terminal, unknown_name
 from harness.core.files import NO_ROOM
-from harness.core.words import Exit
 
 VERBS = (
     "new",

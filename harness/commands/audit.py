@@ -18,9 +18,7 @@ import click
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.core import files, structure, terminal
-from harness.core.errors import HarnessError
-from harness.core.words import Exit
+from harness.core import Exit, HarnessError, files, structure, terminal
 from harness.report.advisories import PREFIX, State
 
 #: The records of the repository. A wheel installs them beside the package `harness`.

@@ -8,9 +8,8 @@ import click
 
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import files, terminal
+from harness.core import Exit, files, terminal
 from harness.core.errors import Finding, HarnessError
-from harness.core.words import Exit
 from harness.host import nvml
 from harness.pack.model import Pack
 from harness.receipt import receipt

@@ -10,11 +10,8 @@ import click
 
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import terminal
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError
+from harness.core import Cache, Exit, HarnessError, terminal
 from harness.core.progress import Progress
-from harness.core.words import Exit
 from harness.host.host import python_tag
 from harness.pack import requirements
 from harness.pack.model import Pack, Upstream

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from harness.core import markdown, terminal
-from harness.core.errors import HarnessError, unknown_name
+from harness.core import HarnessError, markdown, terminal, unknown_name
 from harness.pack import load
 from harness.receipt.figures import number
 from harness.sweep import run_folder

@@ -8,9 +8,7 @@ import click
 
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import terminal
-from harness.core.errors import HarnessError
-from harness.core.words import NO_EXPECTATION, Exit
+from harness.core import NO_EXPECTATION, Exit, HarnessError, terminal
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, strength
 from harness.receipt.receipt import Receipt

@@ -11,10 +11,8 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import files, terminal
+from harness.core import Exit, HarnessError, files, terminal
 from harness.core.cache import Cache, mark_used
-from harness.core.errors import HarnessError
-from harness.core.words import Exit
 from harness.host.host import Host
 from harness.mutate import campaign, handwritten, output
 from harness.mutate.campaign import Campaign, Order, Result

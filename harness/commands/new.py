@@ -8,8 +8,7 @@ import click
 from harness.author import new_pack, release
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import terminal
-from harness.core.words import Exit, LaneVerdict
+from harness.core import Exit, LaneVerdict, terminal
 
 
 @click.command("new")

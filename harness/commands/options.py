@@ -8,9 +8,7 @@ from pathlib import Path
 
 import click
 
-from harness.core import cache, terminal
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError
+from harness.core import Cache, HarnessError, cache, terminal
 from harness.core.files import REPOSITORY
 from harness.pack import load
 from harness.pack.model import Pack

@@ -8,9 +8,7 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import files, terminal
-from harness.core.errors import HarnessError
-from harness.core.words import Evidence, Exit, LaneName
+from harness.core import Evidence, Exit, HarnessError, LaneName, files, terminal
 from harness.host import eligibility
 from harness.host.eligibility import Planned
 from harness.pack import load

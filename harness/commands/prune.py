@@ -6,9 +6,7 @@ import click
 
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import files, terminal
-from harness.core.cache import Cache
-from harness.core.words import Exit
+from harness.core import Cache, Exit, files, terminal
 
 #: The folders of the cache whose entries are pruned.
 KINDS = ("runs", "mutate", "jit", "trees", "dependencies", "environments", "git", "downloads")

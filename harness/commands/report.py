@@ -7,10 +7,8 @@ import click
 
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import terminal
-from harness.core.errors import HarnessError
+from harness.core import Exit, HarnessError, terminal
 from harness.core.files import NO_ROOM
-from harness.core.words import Exit
 from harness.pack.model import Pack
 from harness.report import bundle, links, parts, pull_request, report
 

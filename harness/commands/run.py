@@ -7,9 +7,7 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import terminal
-from harness.core.errors import HarnessError
-from harness.core.words import UNJUDGED, Exit, Verdict
+from harness.core import UNJUDGED, Exit, HarnessError, Verdict, terminal
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.receipt import writer
 from harness.report import run_table

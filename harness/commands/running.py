@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.commands.options import RUNS, Shared
-from harness.core import errors
-from harness.core.cache import Cache
+from harness.core import Cache, errors
 from harness.core.progress import Progress
 from harness.host import host
 from harness.host.nvml import gpu_pool

@@ -13,9 +13,7 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import files, terminal
-from harness.core.errors import HarnessError
-from harness.core.words import Exit
+from harness.core import Exit, HarnessError, files, terminal
 from harness.host.gpu_health import GpuWatch
 from harness.host.host import place_name
 from harness.lane.cell import BOTH_LANES, Cell

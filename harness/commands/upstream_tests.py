@@ -6,8 +6,7 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import files, terminal
-from harness.core.errors import HarnessError, UnsupportedHereError
+from harness.core import HarnessError, UnsupportedHereError, files, terminal
 from harness.core.words import Exit, SuiteVerdict
 from harness.lane import environment, supervisor
 from harness.pack.model import Pack, UpstreamTests

@@ -7,8 +7,7 @@ from rich.table import Table
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import files, terminal
-from harness.core.words import Exit, LaneVerdict
+from harness.core import Exit, LaneVerdict, files, terminal
 from harness.host import eligibility
 from harness.pack import judges
 from harness.receipt import receipt, redaction

@@ -7,10 +7,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core import files, seal
-from harness.core.cache import Cache
+from harness.core import Cache, LaneVerdict, files, seal
 from harness.core.seal import ChangedError, Layout
-from harness.core.words import LaneVerdict
 from harness.host.host import Host
 from harness.lane import environment, process, results, script
 from harness.lane.cell import Cell

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core import files
-from harness.core.errors import HarnessError
-from harness.core.words import UNJUDGED, LaneName, LaneVerdict, Verdict
+from harness.core import UNJUDGED, HarnessError, LaneName, LaneVerdict, Verdict, files
 from harness.lane.cell import Cell
 from harness.lane.results import LaneEnd, LaneRecord
 from harness.lane.script import STATUS

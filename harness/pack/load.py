@@ -12,8 +12,7 @@ from typing import Any
 
 import tomli
 
-from harness.core import structure
-from harness.core.errors import HarnessError, unknown_name
+from harness.core import HarnessError, structure, unknown_name
 from harness.core.words import Evidence, Fix, Verdict
 from harness.pack import patch_text, requirements
 from harness.pack.model import CPU, TESTS, Definition, Dependency, Pack, Upstream

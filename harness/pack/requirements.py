@@ -13,8 +13,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from harness.core import files
-from harness.core.errors import HarnessError, unknown_name
+from harness.core import HarnessError, files, unknown_name
 from harness.pack.model import Definition, Dependency
 
 DEFAULT = "default"

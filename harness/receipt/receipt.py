@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from harness.core import files, structure, words
-from harness.core.errors import HarnessError
+from harness.core import Evidence, HarnessError, Kind, Verdict, files, structure, words
 from harness.core.structure import Form, Structured
-from harness.core.words import Evidence, Kind, Verdict
 from harness.host.host import Host
 from harness.lane.results import FigureLine, LaneRecord, LogRecord
 from harness.pack import forms, judges

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from harness.core import errors
-from harness.core.errors import HarnessError
+from harness.core import HarnessError, errors
 
 #: Host and user names that identify nobody.
 GENERIC = frozenset(

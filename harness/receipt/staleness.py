@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from harness.core import files
-from harness.core.errors import HarnessError
+from harness.core import HarnessError, files
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host, python_tag
 from harness.pack import judges, requirements

@@ -14,10 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from harness.core import files
-from harness.core.errors import HarnessError
+from harness.core import Evidence, HarnessError, files
 from harness.core.structure import Form
-from harness.core.words import Evidence
 from harness.pack import judges, patch_text
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness

@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core import files
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError
-from harness.core.words import LaneName, LaneVerdict
+from harness.core import Cache, HarnessError, LaneName, LaneVerdict, files
 from harness.host.host import Gpu, Host
 from harness.lane.results import LogRecord
 from harness.pack.model import Pack

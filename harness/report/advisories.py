@@ -18,9 +18,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.core import structure
-from harness.core.errors import HarnessError
-from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
+from harness.core import Evidence, HarnessError, Kind, LaneName, LaneVerdict, Role, Verdict, structure
 from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import staleness

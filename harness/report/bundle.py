@@ -12,8 +12,7 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.errors import HarnessError
-from harness.core.words import Exit
+from harness.core import Exit, HarnessError
 from harness.pack.model import Pack
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt, is_receipt, load, load_all, strongest

@@ -5,8 +5,7 @@
 
 from pathlib import Path
 
-from harness.core import files, markdown
-from harness.core.errors import HarnessError
+from harness.core import HarnessError, files, markdown
 from harness.core.files import REPOSITORY
 from harness.core.words import ActionKind, Kind, LaneName
 from harness.pack import load

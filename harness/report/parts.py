@@ -7,8 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.core import markdown
-from harness.core.words import NO_EXPECTATION, Evidence, Kind, LaneName, LaneVerdict, Verdict
+from harness.core import NO_EXPECTATION, Evidence, Kind, LaneName, LaneVerdict, Verdict, markdown
 from harness.lane.results import LaneRecord
 from harness.pack.model import Pack, Thread
 from harness.receipt import staleness, strength

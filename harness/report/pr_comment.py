@@ -4,8 +4,7 @@ The code under test ran in the process that printed these names, reasons and fig
 mention, link or tag in them takes effect.
 """
 
-from harness.core import markdown
-from harness.core.words import LaneVerdict, Role
+from harness.core import LaneVerdict, Role, markdown
 from harness.lane.results import check_names
 from harness.receipt import figures, strength
 from harness.receipt.redaction import Scrubber

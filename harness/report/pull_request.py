@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.core import git
-from harness.core.errors import HarnessError
+from harness.core import HarnessError, git
 from harness.pack import patch_text
 from harness.pack.model import Pack
 from harness.upstream import patch

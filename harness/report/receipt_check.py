@@ -7,8 +7,7 @@ import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from harness.core import files, terminal
-from harness.core.errors import HarnessError
+from harness.core import HarnessError, files, terminal
 from harness.core.words import BITWISE_IDENTICAL, Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
 from harness.lane import results, script

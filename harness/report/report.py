@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from harness.core import files, markdown
-from harness.core.errors import HarnessError
+from harness.core import HarnessError, files, markdown
 from harness.core.words import ActionKind, LaneName, LaneVerdict, Verdict
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction

@@ -5,9 +5,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core import files, seal
+from harness.core import LaneName, LaneVerdict, files, seal
 from harness.core.seal import Layout
-from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
 from harness.host.host import Device, place_name
 from harness.lane import environment, lane

@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.core.errors import HarnessError
-from harness.core.words import LaneName, LaneVerdict, Verdict
+from harness.core import HarnessError, LaneName, LaneVerdict, Verdict
 from harness.host.host import place_name
 from harness.lane import environment, supervisor
 from harness.lane.cell import Cell

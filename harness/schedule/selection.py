@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError, unknown_name
-from harness.core.words import LaneName, Verdict
+from harness.core import Cache, HarnessError, LaneName, Verdict, unknown_name
 from harness.host import eligibility
 from harness.host.eligibility import Planned
 from harness.host.host import Host

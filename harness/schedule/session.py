@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Self
 
-from harness.core import files, structure
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError
+from harness.core import Cache, HarnessError, files, structure
 from harness.core.progress import Progress
 from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch

@@ -19,9 +19,7 @@ from pathlib import Path
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from harness.core import files
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError
+from harness.core import Cache, HarnessError, files
 from harness.core.words import TARGET_PATTERN
 from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch

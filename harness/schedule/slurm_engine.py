@@ -14,8 +14,7 @@ from pathlib import Path
 
 from submitit import SlurmJob
 
-from harness.core import files
-from harness.core.cache import Cache
+from harness.core import Cache, files
 from harness.lane.cell import Cell
 from harness.schedule import slurm
 from harness.schedule.lane_runner import Runner

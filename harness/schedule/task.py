@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core import files, structure
-from harness.core.words import LaneName
+from harness.core import LaneName, files, structure
 from harness.host.host import Device, Host
 from harness.lane.cell import BOTH_LANES, Cell
 from harness.pack import judges, requirements

@@ -8,8 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core import files
-from harness.core.errors import HarnessError, UnsupportedHereError
+from harness.core import HarnessError, UnsupportedHereError, files
 from harness.core.seal import Layout
 from harness.host.eligibility import version_mismatch
 from harness.host.host import Device, cores

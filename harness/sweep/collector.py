@@ -7,8 +7,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from harness.core.errors import HarnessError
-from harness.core.words import LaneName, Verdict
+from harness.core import HarnessError, LaneName, Verdict
 from harness.host.host import place_name
 from harness.lane.cell import Cell
 from harness.lane.results import FigureLine, LaneEnd

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import jinja2
 
-from harness.core import files, markdown
-from harness.core.words import Verdict
+from harness.core import Verdict, files, markdown
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.sweep import run_folder

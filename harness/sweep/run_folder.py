@@ -11,10 +11,8 @@ from typing import Annotated
 
 import filelock
 
-from harness.core import files, structure
-from harness.core.errors import HarnessError
+from harness.core import UNJUDGED, Exit, HarnessError, files, structure
 from harness.core.structure import Form
-from harness.core.words import UNJUDGED, Exit
 from harness.receipt import receipt
 from harness.schedule.session import GpuFault
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from harness.core import files
-from harness.core.errors import UnavailableError
+from harness.core import UnavailableError, files
 
 #: Bytes beyond which an archive is refused while it is unpacked (a decompression bomb).
 LARGEST_TREE = 8 * 2**30

@@ -9,10 +9,8 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from harness.core import files, git
-from harness.core.cache import Cache
+from harness.core import Cache, Exit, files, git
 from harness.core.errors import HarnessError, UnavailableError, UnreachableError
-from harness.core.words import Exit
 
 #: A checkout's own configuration may name a program that git would start to find changed files.
 NO_MONITOR = ("-c", "core.fsmonitor=false")

@@ -17,9 +17,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from harness.core import files, seal
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core import Cache, HarnessError, UnavailableError, files, seal
 from harness.core.seal import Layout
 from harness.pack import requirements
 from harness.pack.model import Definition, Dependency

@@ -15,9 +15,7 @@ from packaging import tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
-from harness.core import files, git, structure
-from harness.core.cache import Cache
-from harness.core.errors import UnavailableError, UnsupportedHereError
+from harness.core import Cache, UnavailableError, UnsupportedHereError, files, git, structure
 from harness.upstream import checkout, package_index
 
 #: Tags of the machines that packs run on: glibc up to 2.28 (2018), the newest first.

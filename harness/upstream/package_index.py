@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 
-from harness.core import files, python_ast
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core import HarnessError, UnavailableError, files, python_ast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core import files, git
-from harness.core.cache import Cache
+from harness.core import Cache, files, git
 from harness.core.seal import Layout
 from harness.pack import patch_text
 from harness.pack.model import Upstream

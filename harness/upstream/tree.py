@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core import files, seal
-from harness.core.cache import Cache
-from harness.core.errors import UnavailableError
+from harness.core import Cache, UnavailableError, files, seal
 from harness.core.seal import Layout
 from harness.pack.model import Upstream
 from harness.upstream import archive, checkout, download

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from harness.core.cache import Cache
-from harness.core.errors import HarnessError
-from harness.core.words import Evidence, Exit, LaneName, LaneVerdict, Role, Verdict
+from harness.core import Cache, Evidence, Exit, HarnessError, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
 from harness.lane import results
 from harness.lane.cell import Cell
