@@ -12,8 +12,7 @@ from harness.core import HarnessError, files
 from harness.core.words import Evidence, Fix, Kind, LaneName
 from harness.host.host import Host
 from harness.lane.results import LaneRecord
-from harness.pack import load
-from harness.pack.model import CPU
+from harness.pack import CPU, load
 from harness.schedule import lanes
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session

@@ -13,8 +13,7 @@ from harness.commands.options import Shared
 from harness.core import Cache, Exit, HarnessError, terminal
 from harness.core.progress import Progress
 from harness.host.host import python_tag
-from harness.pack import requirements
-from harness.pack.model import Pack, Upstream
+from harness.pack import Pack, Upstream, requirements
 from harness.upstream import download, tree
 from harness.upstream.source import parse_source
 

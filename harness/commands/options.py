@@ -10,8 +10,7 @@ import click
 
 from harness.core import Cache, HarnessError, cache, terminal
 from harness.core.files import REPOSITORY
-from harness.pack import load
-from harness.pack.model import Pack
+from harness.pack import Pack, load
 
 #: The folder of the run folders in a cache.
 RUNS = "runs"

@@ -11,8 +11,7 @@ from harness.commands.options import Shared
 from harness.core import Evidence, Exit, HarnessError, LaneName, files, terminal
 from harness.host import eligibility
 from harness.host.eligibility import Planned
-from harness.pack import load
-from harness.pack.model import Pack
+from harness.pack import Pack, load
 from harness.receipt import redaction
 from harness.report import pr_comment, report
 from harness.schedule import lanes

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core import UNJUDGED, HarnessError, LaneName, LaneVerdict, Verdict, files
-from harness.lane.cell import Cell
-from harness.lane.results import LaneEnd, LaneRecord
+from harness.lane import Cell, LaneEnd, LaneRecord
 from harness.lane.script import STATUS
 from harness.mutate import changes, generated, handwritten
 from harness.mutate.handwritten import Listed

@@ -12,8 +12,7 @@ from harness.core import files, python_ast
 from harness.mutate import changes, operators
 from harness.mutate.changes import Change
 from harness.mutate.operators import Source
-from harness.pack import patch_text
-from harness.pack.model import Pack
+from harness.pack import Pack, patch_text
 from harness.receipt.strength import Mutant, Origin
 from harness.upstream.tree import Tree
 

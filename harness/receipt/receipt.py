@@ -11,8 +11,7 @@ from harness.core import Evidence, HarnessError, Kind, Verdict, files, structure
 from harness.core.structure import Form, Structured
 from harness.host.host import Host
 from harness.lane.results import FigureLine, LaneRecord, LogRecord
-from harness.pack import forms, judges
-from harness.pack.model import Pack
+from harness.pack import Pack, forms, judges
 
 SCHEMA = 3
 AGAIN = "run the pack again"

@@ -5,8 +5,7 @@ from pathlib import Path
 from harness.core import HarnessError, files
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host, python_tag
-from harness.pack import judges, requirements
-from harness.pack.model import Pack
+from harness.pack import Pack, judges, requirements
 from harness.receipt.receipt import DependencyRecord, Hashed, PatchRecord, Receipt
 from harness.upstream.source import SourceKind
 

@@ -16,8 +16,7 @@ from typing import Annotated
 
 from harness.core import Evidence, HarnessError, files
 from harness.core.structure import Form
-from harness.pack import judges, patch_text
-from harness.pack.model import Pack
+from harness.pack import Pack, judges, patch_text
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed
 

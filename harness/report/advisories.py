@@ -19,8 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness.core import Evidence, HarnessError, Kind, LaneName, LaneVerdict, Role, Verdict, structure
-from harness.pack import judges
-from harness.pack.model import Pack
+from harness.pack import Pack, judges
 from harness.receipt import staleness
 from harness.receipt.receipt import load_all, load_as, to_json
 from harness.report import links

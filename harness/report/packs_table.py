@@ -8,8 +8,7 @@ from pathlib import Path
 from harness.core import HarnessError, files, markdown
 from harness.core.files import REPOSITORY
 from harness.core.words import ActionKind, Kind, LaneName
-from harness.pack import load
-from harness.pack.model import Pack
+from harness.pack import Pack, load
 from harness.receipt import receipt
 from harness.report import advisories, parts, run_table
 from harness.report.run_table import RunRow

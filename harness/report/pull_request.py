@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.core import HarnessError, git
-from harness.pack import patch_text
-from harness.pack.model import Pack
+from harness.pack import Pack, patch_text
 from harness.upstream import patch
 
 #: Variables that would make git work outside the checkout.

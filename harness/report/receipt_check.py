@@ -10,10 +10,8 @@ from pathlib import Path, PurePosixPath
 from harness.core import HarnessError, files, terminal
 from harness.core.words import BITWISE_IDENTICAL, Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
-from harness.lane import results, script
-from harness.lane.results import LaneRecord
-from harness.pack import patch_text, requirements
-from harness.pack.model import Pack
+from harness.lane import LaneRecord, results, script
+from harness.pack import Pack, patch_text, requirements
 from harness.pack.patch_text import PatchedFile
 from harness.receipt.receipt import Receipt
 from harness.upstream.source import SourceKind

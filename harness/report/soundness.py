@@ -14,8 +14,7 @@ from harness.core.words import Role, SuiteVerdict, Verdict
 from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host
 from harness.mutate import handwritten
-from harness.pack import patch_text, script_text
-from harness.pack.model import Pack
+from harness.pack import Pack, patch_text, script_text
 from harness.pack.patch_text import PatchedFile
 from harness.receipt import staleness
 from harness.receipt.receipt import SUITE, Receipt, is_receipt

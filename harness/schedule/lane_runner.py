@@ -9,11 +9,9 @@ from harness.core import LaneName, LaneVerdict, files, seal
 from harness.core.seal import Layout
 from harness.host import host as this_host
 from harness.host.host import Device, place_name
-from harness.lane import environment, lane
-from harness.lane.cell import Cell
+from harness.lane import Cell, LaneEnd, LaneRecord, LogRecord, environment, lane
 from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
-from harness.lane.results import LaneEnd, LaneRecord, LogRecord
 from harness.pack.requirements import DependencySet
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError

@@ -19,9 +19,7 @@ from typing import Any, TypeVar
 
 from harness.core import HarnessError, LaneName, LaneVerdict, Verdict
 from harness.host.host import place_name
-from harness.lane import environment, supervisor
-from harness.lane.cell import Cell
-from harness.lane.results import LaneEnd
+from harness.lane import Cell, LaneEnd, environment, supervisor
 from harness.receipt import writer
 from harness.schedule.lane_runner import NoEnd, Prepared, Runner
 from harness.schedule.session import GpuFault, Session

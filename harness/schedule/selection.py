@@ -15,8 +15,7 @@ from harness.host.eligibility import Planned
 from harness.host.host import Host
 from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.lane.environment import find_environment
-from harness.pack import load
-from harness.pack.model import Pack
+from harness.pack import Pack, load
 from harness.upstream import download
 from harness.upstream.source import SourceKind, parse_source
 

@@ -18,8 +18,7 @@ from harness.core.progress import Progress
 from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
 from harness.host.host import Device, Host
-from harness.lane.cell import Cell
-from harness.lane.results import LaneEnd
+from harness.lane import Cell, LaneEnd
 from harness.pack.requirements import DependencySet
 from harness.upstream import dependencies
 

@@ -25,9 +25,8 @@ from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
 from harness.host.host import Gpu, GpuPool
 from harness.host.nvml import gpu_pool
-from harness.lane.cell import Cell
+from harness.lane import Cell, LaneEnd
 from harness.lane.environment import find_environment
-from harness.lane.results import LaneEnd
 from harness.schedule import lanes
 from harness.schedule.session import GpuFault, Journal, Session
 from harness.schedule.task import Task

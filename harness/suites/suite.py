@@ -12,8 +12,7 @@ from harness.core import HarnessError, UnsupportedHereError, files
 from harness.core.seal import Layout
 from harness.host.eligibility import version_mismatch
 from harness.host.host import Device, cores
-from harness.lane import environment, process
-from harness.lane.cell import Cell
+from harness.lane import Cell, environment, process
 from harness.lane.process import Command
 from harness.pack.model import TESTS, Pack, UpstreamTests
 from harness.receipt import writer

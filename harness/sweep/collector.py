@@ -9,8 +9,7 @@ from packaging.version import Version
 
 from harness.core import HarnessError, LaneName, Verdict
 from harness.host.host import place_name
-from harness.lane.cell import Cell
-from harness.lane.results import FigureLine, LaneEnd
+from harness.lane import Cell, FigureLine, LaneEnd
 from harness.receipt import figures, receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt

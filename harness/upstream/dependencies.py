@@ -19,8 +19,7 @@ from uv import find_uv_bin
 
 from harness.core import Cache, HarnessError, UnavailableError, files, seal
 from harness.core.seal import Layout
-from harness.pack import requirements
-from harness.pack.model import Definition, Dependency
+from harness.pack import Definition, Dependency, requirements
 from harness.pack.requirements import DependencySet
 from harness.upstream import download, package_index
 

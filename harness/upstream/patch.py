@@ -5,8 +5,7 @@ from pathlib import Path
 
 from harness.core import Cache, files, git
 from harness.core.seal import Layout
-from harness.pack import patch_text
-from harness.pack.model import Upstream
+from harness.pack import Upstream, patch_text
 from harness.pack.patch_text import PatchedFile
 from harness.upstream import tree
 from harness.upstream.tree import Tree

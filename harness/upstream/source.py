@@ -7,8 +7,7 @@ from enum import StrEnum
 from packaging.utils import canonicalize_name
 
 from harness.core.errors import HarnessError
-from harness.pack import requirements
-from harness.pack.model import Definition
+from harness.pack import Definition, requirements
 
 FORMS = "PACKAGE==VERSION, latest, head, ask, path:DIR, git+URL@COMMIT, installed"
 #: The version of a tree that holds a commit unchanged.

@@ -10,8 +10,7 @@ from pathlib import Path
 from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnreachableError, UnsupportedHereError
 from harness.core.words import BITWISE_IDENTICAL, UNJUDGED, Evidence, Exit, LaneName, LaneVerdict, Role, Verdict
 from harness.host.host import Gpu
-from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
-from harness.lane.results import LaneEnd, LaneRecord
+from harness.lane import BOTH_LANES, Cell, LaneEnd, LaneRecord, pack_lanes
 from harness.pack.requirements import DependencySet
 
 #: The verdicts of a pristine lane that decide alone, whatever the patched lane shows.

@@ -12,9 +12,7 @@ from packaging.version import Version
 
 from harness.core import Cache, Evidence, Exit, HarnessError, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
-from harness.lane import results
-from harness.lane.cell import Cell
-from harness.lane.results import LaneEnd, LaneRecord, check_names
+from harness.lane import Cell, LaneEnd, LaneRecord, check_names, results
 from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
 from harness.receipt import figures
