@@ -19,7 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.core import Cache, HarnessError, UnavailableError, python_ast
+from harness.core import Cache, HarnessError, UnavailableError
 from harness.host.host import Host
 from harness.pack.model import Upstream
 from harness.pack.script_text import HEADER
@@ -94,7 +94,7 @@ def read_script(path: Path) -> Script:
     """Read a script. HarnessError: it is no Python, has tests that it does not call, or needs a module beside it."""
     try:
         text = path.read_text(encoding="utf-8")
-        module = python_ast.parse(text)
+        module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise HarnessError(f"{path.name}: no Python: {error}. Next: run it by itself first") from None
     called = {ast.unparse(node.func) for node in ast.walk(module) if isinstance(node, ast.Call)}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from harness.core import files, python_ast
+from harness.core import files
 from harness.mutate import changes, operators
 from harness.mutate.changes import Change
 from harness.mutate.operators import Source
@@ -185,7 +185,7 @@ def _code(path: str, text: str | None) -> tuple[str, types.CodeType | None]:
     """Return the hash of a file's syntax tree, and its bytecode; without bytecode the hash of its text."""
     if text is None or not path.endswith(".py"):
         return files.key_of(text), None
-    tree = python_ast.parse(text)
+    tree = ast.parse(text)
     return files.key_of(ast.dump(tree)), _without_lines(compile(text, "mutant", "exec", dont_inherit=True))
 
 

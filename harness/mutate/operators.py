@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from harness.core import python_ast
-
 COMPARISONS = {
     "<": ("<=", ">="), "<=": ("<", ">"), ">": (">=", "<="), ">=": (">", "<"), "==": ("!=",), "!=": ("==",),
     "is": ("is not",), "is not": ("is",), "in": ("not in",), "not in": ("in",),
@@ -70,7 +68,7 @@ class Source:
 
     def __init__(self, text: str) -> None:
         self.data = text.encode()
-        self.tree = python_ast.parse(text)
+        self.tree = ast.parse(text)
         lengths = (len(line) for line in self.data.splitlines(keepends=True))
         self._starts = [0, *itertools.accumulate(lengths)]
 

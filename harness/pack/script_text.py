@@ -7,8 +7,6 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from harness.core import python_ast
-
 HEADER = re.compile(r"(?m)^# /// script$\n(?P<content>(?:^#(?: .*)?$\n)+)^# ///$")
 #: One screen for a script, with its header and its docstring.
 MOST_LINES = 80
@@ -63,7 +61,7 @@ def read(text: str, *, has_patch: bool = True) -> tuple[dict[str, str], list[str
 
 def _docstring(text: str) -> tuple[str, str]:
     try:
-        return ast.get_docstring(python_ast.parse(text)) or "", ""
+        return ast.get_docstring(ast.parse(text)) or "", ""
     except SyntaxError as error:
         return "", f"no Python: {error.msg} in line {error.lineno}"
     except (ValueError, RecursionError, MemoryError) as error:  # NUL, or brackets without end

@@ -6,10 +6,12 @@ No message holds a URL, since an index may be private.
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 
-from harness.core import HarnessError, UnavailableError, files, python_ast
+from harness.core import HarnessError, UnavailableError, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 DEFAULT_INDEX = "https://pypi.org/simple/"
 #: The sections of pip's configuration, the weakest first.
 SETTING_SECTIONS = ("global", "install", "download", ":env:")
+#: Held while pip is asked, once for all threads. Two of them must not parse literals at once, up to Python 3.12.
+LOCK = threading.Lock()
 #: Releases that a message names.
 NEWEST_SHOWN = 8
 #: Raised by the index client if an answer does not have the form of the standard.
@@ -139,7 +143,8 @@ def download(package: str, file: str | None, sha256: str, folder: Path) -> None:
 
 
 def _settings() -> dict[str, str]:
-    return _configured(tuple(sorted(item for item in os.environ.items() if item[0].startswith("PIP_"))))
+    with LOCK:  # several dependency sets are laid out at once
+        return _configured(tuple(sorted(item for item in os.environ.items() if item[0].startswith("PIP_"))))
 
 
 @functools.cache
@@ -152,5 +157,5 @@ def _configured(_variables: tuple[tuple[str, str], ...]) -> dict[str, str]:
         name, separator, value = line.partition("=")
         section, _, key = name.rpartition(".")
         if separator:
-            sections.setdefault(section, {})[key.replace("_", "-")] = str(python_ast.literal(value))
+            sections.setdefault(section, {})[key.replace("_", "-")] = str(ast.literal_eval(value))
     return {key: value for section in SETTING_SECTIONS for key, value in sections.get(section, {}).items()}
