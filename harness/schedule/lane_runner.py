@@ -95,7 +95,8 @@ class Runner:
             except patch.StalePatchError as error:
                 stale = stale or str(error)
                 continue
-            changed = set(patch.changed_files(pristine, patched))
+            # A wrong fix may leave a file unused. What it computes says what it is.
+            changed = set() if cell.is_wrong_fix else set(patch.changed_files(pristine, patched))
             must_load = tuple(path for path in prepared.loads if path in changed)
             return replace(prepared, patched=patched, patch=file.name, must_load=must_load)
         return replace(prepared, patch=candidates[0].name, stale=stale)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.host.host import cores
-from harness.pack import judges, load
+from harness.pack import judges, load, patch_text
 from testing import sweeps, toys
 from testing.workbench import Workbench, until
 
@@ -107,6 +107,21 @@ def test_what_crashes_or_hangs_is_run_again_alone_and_unjudged(workbench: Workbe
     assert mutants["raises"]["by"] == ["test_weights"], "the script raised, and the contract says in whose code"
     assert mutants["does_not_apply"]["reason"].startswith("its patch does not apply")
     assert found["strength"]["own"]["of"] == 5
+
+
+def test_a_wrong_fix_that_leaves_the_patched_file_unused_is_judged_by_its_checks(workbench: Workbench) -> None:
+    mutants = workbench.lay("42_refuses_wrong_fixes") / "mutants"
+    for path in mutants.iterdir():
+        path.unlink()
+    added = "    return [value + weight for value, weight in zip(values, weights)]"
+    lines = ["def scale(values, weights):", added, "def total(values):", "    return sum(values)"]
+    blob, name = patch_text.blob("".join(f"{line}\n" for line in lines)), "src/toykernel/scale/__init__.py"
+    head = f"It is another module.\ndiff --git a/{name} b/{name}\nnew file mode 100644\nindex {'0' * 40}..{blob}\n"
+    hunk = "".join(f"+{line}\n" for line in lines)
+    (mutants / "another_module.patch").write_text(f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,4 @@\n{hunk}")
+    status, found, _ = _mutate(workbench, "--generated", "0")
+    assert (status, _fates(found)) == (0, {"another_module": "killed"})
+    assert found["strength"]["mutants"][0]["by"] == ["test_ones"]
 
 
 def test_generated_mutants_leave_nothing_in_the_cache(workbench: Workbench) -> None:
