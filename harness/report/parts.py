@@ -29,6 +29,8 @@ NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
 JUDGED = (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED)
 #: Lines of a script's output that a report shows.
 MOST_PRINTED = 30
+#: Reasons, the most frequent first, that a report gives for checks that were not judged.
+MOST_REASONS = 2
 #: A line that a library logs in between, which a report leaves out.
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +\[TileLang:")
 #: What the verdicts in the table mean.
@@ -213,6 +215,7 @@ class Parts:
         definition = self.pack.definition
         verdicts = {receipt.verdict for receipt in self.receipts.values()}
         lines = [text.format(definition.kind.what) for verdict, text in LEGEND.items() if verdict in verdicts]
+        lines += [text for target in self._targets() if (text := _unjudged_line(self.receipts[target]))]
         lines += [f"Fixed in {definition.upstream.package} {definition.fixed_in}."] if definition.fixed_in else []
         if definition.head and definition.head.fixed_by:
             lines.append(f"Fixed on the default branch by {_short_version(definition.head.fixed_by)}.")
@@ -228,6 +231,16 @@ class Parts:
             raise MissingError("pack.toml has no searched")
         queries = "\n".join(f"- “{query}”" for query in search.queries)
         return f"Searched on {search.date} for:\n\n{queries}"
+
+
+def _unjudged_line(receipt: Receipt) -> str:
+    """Say how many checks of a receipt were not judged, and why; empty where all were."""
+    checks = [check for lane in list(receipt.lanes.values())[-1:] for check in lane.checks]
+    reasons = Counter(check.reason for check in checks if check.ok is None)
+    if not reasons:
+        return ""
+    texts = "; ".join(markdown.inert(reason) for reason, _ in reasons.most_common(MOST_REASONS))
+    return f"On {receipt.target}, {reasons.total()} of {len(checks)} checks are not judged ({texts})."
 
 
 def _is_judged(lane: LaneRecord) -> bool:

@@ -147,6 +147,16 @@ def test_verdicts_threads_and_search_stand_as_pack_toml_and_receipts_have_them(f
     )
 
 
+def test_checks_that_were_not_judged_are_counted_with_their_reasons(folder: Path) -> None:
+    path = folder / "receipts/cpu.traced.json"
+    document = json.loads(path.read_text())
+    checks = document["lanes"]["patched"]["checks"]
+    checks[0] |= {"ok": None, "reason": "needs [2] GPUs"}
+    path.write_text(receipt.to_json(document))
+    text = _rendered(folder, "{{verdicts}}\n")
+    assert f"does not. On cpu, 1 of {len(checks)} checks are not judged (`needs [2] GPUs`)." in text
+
+
 def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
     for placeholder in (
         "nothing",
