@@ -25,7 +25,7 @@ def _read(runs: Path) -> list[Results]:
 
 def _table(name: str, rows: list[tuple[Results, CellRow]]) -> Table:
     """Build the table of a cell: a line for each figure of each sweep, with the values of both lanes."""
-    header = ("sweep", "version", "verdict", "figure", "pristine", "patched")
+    header = ("sweep", "version", "verdict", "figure", "unpatched", "patched")
     table = Table(*header, title=name, title_justify="left", box=None)
     for sweep, cell in rows:
         leading = sweep.run, cell.version, cell.says

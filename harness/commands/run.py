@@ -17,7 +17,7 @@ from harness.schedule.lane_runner import raw_log
 from harness.schedule.selection import ASK, Request, cells_of, copied_inputs
 from harness.verdict.pack_verdict import Outcome
 
-LANES = {"both": BOTH_LANES} | {str(name): (name,) for name in BOTH_LANES}
+LANES = {"both": BOTH_LANES} | {lane.label: (lane,) for lane in BOTH_LANES}
 
 
 @click.command("run")
@@ -43,7 +43,7 @@ def command(
 ) -> int:
     """Judge packs, without the patch and with it.
 
-    Script and contract run on the unpatched tree (the lane `pristine`), and on the same tree with fix.patch. PACK is a
+    Script and contract run on the unpatched tree, and on the same tree with fix.patch. PACK is a
     number, a slug or a glob (9, liger_flce_none, '0*'); with none, every pack runs.
 
     \b
@@ -61,7 +61,7 @@ def command(
     Examples:
       runner.py run 9
       runner.py run --target sm_90a --cache /data/packs --offline
-      runner.py run 9 --lane pristine --upstream path:../Liger-Kernel
+      runner.py run 9 --lane unpatched --upstream path:../Liger-Kernel
     """
     packs, errors = options.load_packs(shared.packs, names)
     options.print_errors(errors)

@@ -47,6 +47,11 @@ class LaneName(StrEnum):
     PRISTINE = "pristine"
     PATCHED = "patched"
 
+    @property
+    def label(self) -> str:
+        """Its name for people; JSON and the names of logs have the value."""
+        return "unpatched" if self is LaneName.PRISTINE else "patched"
+
 
 class LaneVerdict(StrEnum):
     """The verdict on one lane."""

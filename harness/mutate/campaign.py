@@ -222,7 +222,7 @@ def fate_of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd
     if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED, LaneVerdict.FIX_INCOMPLETE):
         return replace(mutant, fate=Fate.KILLED, by=failed)
     if record.verdict == LaneVerdict.UNSUPPORTED:
-        reason = f"UNSUPPORTED, which the pristine tree is not: {record.reason}"
+        reason = f"UNSUPPORTED, which the unpatched tree is not: {record.reason}"
         return replace(mutant, fate=Fate.KILLED, reason=reason)
     if record.verdict == LaneVerdict.ERROR:
         return replace(mutant, fate=Fate.UNJUDGED, reason=record.reason)

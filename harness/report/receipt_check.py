@@ -132,7 +132,7 @@ def _pack_errors(receipt: Receipt, pack: Pack, folder: str) -> Iterator[str]:
         yield f"started: {receipt.started} is in the future"
     pristine = receipt.lanes.get(LaneName.PRISTINE)
     if pristine and pristine.tree != receipt.upstream.sha256:
-        yield "lanes: the pristine lane ran on another tree than upstream.sha256"
+        yield "lanes: the unpatched lane ran on another tree than upstream.sha256"
 
 
 def _patch_names(pack: Pack, folder: str) -> set[str]:

@@ -136,7 +136,7 @@ def _figure_value(receipts: dict[str, Receipt], form: str, argument: str) -> str
         raise MissingError(f"no receipt for {target}")
     figure = receipts[target].figure(name, lane or LaneName.PRISTINE)
     if figure is None:
-        raise MissingError(f"no such figure in the {lane or 'pristine'} lane")
+        raise MissingError(f"no such figure in the {lane or 'unpatched'} lane")
     unit = f" {figure.unit}" if figure.unit not in ("", "1") and form == "figure" else ""
     text = f"{significant(figure.value)}{unit}"
     return markdown.code(text) if isinstance(figure.value, str) else text

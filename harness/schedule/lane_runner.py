@@ -87,7 +87,7 @@ class Runner:
         candidates = [cell.patch or best]
         if not cell.fits_exactly:
             candidates += {pack.patch, pack.own_head_patch} - {best}
-        stale = f"{candidates[0].name} is missing: runner.py run --lane pristine shows the bug alone"
+        stale = f"{candidates[0].name} is missing: runner.py run --lane unpatched shows the bug alone"
         stale = "" if candidates[0].exists() else stale
         for file in (path for path in candidates if path.exists()):
             try:

@@ -50,7 +50,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
     environment = pack.definition.stated(planned.target).environment
     lanes = tuple(lane for lane in request.lanes if lane in pack_lanes(pack))
     if not lanes:
-        raise HarnessError(f'{pack.name} has no patched lane: pack.toml says fix = "none". Next: --lane pristine')
+        raise HarnessError(f'{pack.name} has no patched lane: pack.toml says fix = "none". Next: --lane unpatched')
     return Cell(
         pack=pack,
         target=planned.target,

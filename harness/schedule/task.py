@@ -42,7 +42,7 @@ class Task:
     @property
     def name(self) -> str:
         suffix = f".{self.number}" if self.number > 1 else ""
-        return f"{self.cell.name} {self.lane}{suffix}"
+        return f"{self.cell.name} {self.lane.label}{suffix}"
 
     @property
     def exclusive(self) -> bool:

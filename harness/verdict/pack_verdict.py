@@ -125,7 +125,7 @@ def _judge_both_lanes(pristine: LaneRecord, patched: LaneRecord, about: tuple[st
         return Judgement(Verdict.ERROR, f"the lanes made other checks: {'; '.join(differences)}")
     outputs = differing_outputs(pristine, patched)
     if outputs:
-        return Judgement(Verdict.PATCH_BREAKS, f"outputs differ from the pristine lane's: {', '.join(outputs)}")
+        return Judgement(Verdict.PATCH_BREAKS, f"outputs differ from the unpatched lane's: {', '.join(outputs)}")
     has_matching_output = any(line.must_match for line in patched.outputs)
     claims = (*patched.claims, *([BITWISE_IDENTICAL] if has_matching_output else []))
     return Judgement(verdict, "", claims)

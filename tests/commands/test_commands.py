@@ -175,13 +175,13 @@ def test_the_table_is_the_last_thing_on_the_screen_and_logs_are_named_where_some
     assert " ".join(first[:7]) == said
     assert "max_error 3 -> 0" in ended.stdout
     assert len(ended.stdout.splitlines()) == 3
-    assert "01_confirmed/cpu pristine: BUG_REPRODUCED" in ended.stderr
+    assert "01_confirmed/cpu unpatched: BUG_REPRODUCED" in ended.stderr
     (folder,) = workbench.cache.glob("runs/*")
     assert ended.stderr.splitlines()[-1] == f"logs and receipts: {folder}"
     assert ended.stderr.count("unpacking toykernel 1.0") == 1
     (pack / "fix.patch").unlink()
     deviates = workbench.run("run").stdout.splitlines()
-    assert deviates[0].startswith("01_confirmed cpu: fix.patch is missing: runner.py run --lane pristine")
+    assert deviates[0].startswith("01_confirmed cpu: fix.patch is missing: runner.py run --lane unpatched")
     assert deviates[-1].split()[:1] == ["01_confirmed"]
 
 
@@ -191,7 +191,7 @@ def test_a_run_leaves_the_checkout_as_it_was_unless_it_records(workbench: Workbe
     assert not (pack / "receipts").exists()
     assert workbench.run("run", "--record").returncode == 0
     assert (pack / "receipts/cpu.traced.json").exists()
-    half = workbench.run("run", "--record", "--lane", "pristine")
+    half = workbench.run("run", "--record", "--lane", "unpatched")
     assert (half.returncode, "--record: one lane of two is half of what" in half.stderr) == (2, True)
     elsewhere = workbench.run("run", "--record", "--upstream", f"path:{toys.RESOURCES}/upstream/toykernel-1.0")
     assert elsewhere.returncode == 2

@@ -53,7 +53,7 @@ def _planted(workbench: Workbench, planted: str) -> None:
 def test_neither_the_script_of_a_killed_supervisor_nor_what_it_started_goes_on(workbench: Workbench) -> None:
     pack = workbench.lay("37_needs_long")
     files = [pack / name for name in ("pid", "grandchild")]
-    command = workbench.command("run", "--lane", "pristine", "--timeout", "60")
+    command = workbench.command("run", "--lane", "unpatched", "--timeout", "60")
     with subprocess.Popen(command, stdout=-3, stderr=-3) as runner:
         until(lambda: all(file.exists() and file.read_text() for file in files), 60)
         pids = [int(file.read_text()) for file in files]
@@ -74,7 +74,7 @@ def test_folders_that_a_lane_nests_are_removed(workbench: Workbench) -> None:
 def test_a_file_whose_name_is_no_text_is_named_in_the_receipt(workbench: Workbench) -> None:
     file = "os.path.join(os.fsencode(os.path.dirname(toykernel.__file__)), b'\\xff.py')"
     _planted(workbench, f"import os, toykernel\nopen({file}, 'w').close()")
-    status, (row, other) = workbench.rows("--lane", "pristine", "--jobs", "1")
+    status, (row, other) = workbench.rows("--lane", "unpatched", "--jobs", "1")
     assert (status, row["verdict"], other["verdict"]) == (1, "ERROR", "REPRODUCED")
     assert "\\udcff.py was added" in row["reason"], row
     assert Path(row["receipt"]).is_file()

@@ -13,7 +13,7 @@ from testing.workbench import Workbench
 
 def test_stubborn_grandchildren_neither_outlive_nor_hold_up_a_lane(workbench: Workbench) -> None:
     workbench.lay("20_leaves_stubborn_children")
-    status, (row,) = workbench.rows("--lane", "pristine")
+    status, (row,) = workbench.rows("--lane", "unpatched")
     assert (status, row["verdict"]) == (0, "REPRODUCED")
     assert not sweeps.living(workbench.folder)
 
@@ -35,7 +35,7 @@ print(supervisor.kill_all(script)[0])
 
 def test_500_megabytes_of_output_cost_neither_memory_nor_the_verdict(workbench: Workbench) -> None:
     workbench.lay("22_prints_500_megabytes")
-    command = workbench.command("run", "--json", "--lane", "pristine")
+    command = workbench.command("run", "--json", "--lane", "unpatched")
     with psutil.Popen(command, stdout=-3, stderr=-3) as runner:
         peak = 0
         while runner.poll() is None:

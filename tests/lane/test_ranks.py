@@ -48,7 +48,7 @@ def test_a_contract_speaks_for_its_ranks_and_the_record_says_how_many(workbench:
 )
 def test_no_rank_outlives_its_lane(workbench: Workbench, edits: tuple[tuple[str, str], ...], reason: str) -> None:
     _lay(workbench, *edits)
-    row = workbench.gives(1, "ERROR", "--lane", "pristine", "--timeout", "6")
+    row = workbench.gives(1, "ERROR", "--lane", "unpatched", "--timeout", "6")
     assert row["reason"] == reason
     assert not sweeps.living(workbench.folder)
 
@@ -57,7 +57,7 @@ def test_the_switches_of_a_shared_host_reach_every_rank(workbench: Workbench) ->
     place = str(workbench.folder / "switches")
     shown = f"    import os\n    open({place!r} + str(rank), 'w').write(str(sorted(os.environ.items())))\n{OF_A_RANK}"
     _lay(workbench, (OF_A_RANK, shown))
-    workbench.gives(0, "REPRODUCED", "--lane", "pristine", **SWITCHES)
+    workbench.gives(0, "REPRODUCED", "--lane", "unpatched", **SWITCHES)
     texts = [file.read_text() for file in workbench.folder.glob("switches*")]
     assert len(texts) == 2
     assert all(str(switch) in text for text in texts for switch in SWITCHES.items())

@@ -54,7 +54,7 @@ def test_only_a_failed_check_or_a_refused_mode_kills(end: LaneEnd, fate: Fate, b
 def test_what_the_comparison_alone_refuses_has_survived_the_checks() -> None:
     found = campaign.fate_of_lane(MUTANT, PRISTINE, _end(LaneVerdict.FIX_VALIDATED, 0, checks=RIGHT, sha256="1"))
     assert found.fate == Fate.SURVIVED
-    assert found.refused == "PATCH_BREAKS: outputs differ from the pristine lane's: y"
+    assert found.refused == "PATCH_BREAKS: outputs differ from the unpatched lane's: y"
 
 
 @pytest.mark.parametrize(

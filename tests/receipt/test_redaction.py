@@ -79,7 +79,7 @@ def test_what_is_planted_is_scrubbed_or_refused(plant: str) -> None:
 )
 def test_a_run_refuses_what_a_script_repeats(workbench: Workbench, channel: str, plant: str) -> None:
     workbench.lay("38_repeats_what_it_was_given")
-    completed = workbench.run("run", "--lane", "pristine", NCCL_PLANT=PLANTS[plant], NCCL_PLANT_IN=channel)
+    completed = workbench.run("run", "--lane", "unpatched", NCCL_PLANT=PLANTS[plant], NCCL_PLANT_IN=channel)
     assert (completed.returncode, "refused to write" in completed.stdout) == (1, True), completed.stdout
     assert PLANTS[plant] not in completed.stdout + completed.stderr + _written_text(workbench.folder)
 
@@ -185,7 +185,7 @@ def test_the_password_of_an_index_is_refused_and_stands_in_no_error(monkeypatch:
 def test_the_command_of_a_receipt_names_no_password(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     upstream = f"path:{toys.RESOURCES}/upstream/toykernel-1.0?private_token=abcd1234"
-    completed = workbench.run("run", "1", "--lane", "pristine", "--upstream", upstream)
+    completed = workbench.run("run", "1", "--lane", "unpatched", "--upstream", upstream)
     assert "abcd1234" not in completed.stdout + completed.stderr
     masked = errors.mask_credentials("--upstream git+https://ada:pw@h.example/x?private_token=abcd1234@main")
     assert masked == "--upstream git+https://***@h.example/x?private_token=***"
@@ -218,7 +218,7 @@ def test_a_private_path_becomes_a_name(workbench: Workbench) -> None:
 def test_a_script_that_prints_a_token_gets_no_receipt(workbench: Workbench) -> None:
     pack = workbench.lay("32_prints_secrets")
     value = "correct-horse-battery"
-    completed = workbench.run("run", "--lane", "pristine", MY_TOKEN=value)
+    completed = workbench.run("run", "--lane", "unpatched", MY_TOKEN=value)
     assert completed.returncode == 1
     assert "32_prints_secrets cpu: refused to write: log holds a token" in completed.stdout
     assert "ghp_" not in completed.stdout + completed.stderr

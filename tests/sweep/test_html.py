@@ -56,7 +56,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows[5] = replace(rows[5], verdict="FLAKY", agreeing=2, runs=3, changes=(replace(change, kind="flaky"),))
     rows[8] = replace(rows[8], verdict="NOT_HERE", reason="no sm_100a GPU here", lanes=(), figures=())
     rows.insert(1, replace(rows[0], name=f"{rows[0].name}@latest", release="latest", version="2.4.0"))
-    gpus = (GpuFault("gpu 0", "NVIDIA H200", "", ""), GpuFault("gpu 1", "NVIDIA H200", "Xid 79", "a/sm_90a pristine"))
+    gpus = (GpuFault("gpu 0", "NVIDIA H200", "", ""), GpuFault("gpu 1", "NVIDIA H200", "Xid 79", "a/sm_90a unpatched"))
     results = replace(nights.results(0, rows), status=1, gpus=gpus)
     return _page(tmp_path_factory.mktemp("sweep"), results, ("log " + "y" * 400 + "<b>&\n") * 50)
 

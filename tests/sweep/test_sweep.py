@@ -129,7 +129,7 @@ def test_what_does_not_fit_into_the_budget_is_told_and_comes_first_the_next_time
     (receipts / "cpu.traced.json").unlink()
     workbench.swept("--jobs", "1")
     first = [end["task"] for end in workbench.ends()[:3]]  # what is laid out a moment earlier may begin before it
-    assert {"001_long/cpu pristine", "001_long/cpu patched"} <= set(first)
+    assert {"001_long/cpu unpatched", "001_long/cpu patched"} <= set(first)
 
 
 def test_a_lane_of_unknown_length_is_cut_where_the_budget_ends(workbench: Workbench) -> None:
@@ -245,7 +245,7 @@ def test_lanes_share_a_gpu_and_what_is_timed_runs_alone(workbench: Workbench) ->
         others = [span for span in (*shared, *alone) if span != (begin, end) and span[0] < end and span[1] > begin]
         assert not others, "something ran beside what is timed"
     ends = {end["task"]: end for end in workbench.ends()}
-    measured = ends["003_toy/sm_90a pristine"]
+    measured = ends["003_toy/sm_90a unpatched"]
     assert measured["record"]["waited"] > 0.1
     assert measured["record"]["seconds"] <= measured["seconds"], "what it waited is no part of what it took"
     journal = (workbench.newest / "journal.jsonl").stat().st_mtime

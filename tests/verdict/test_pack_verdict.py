@@ -41,12 +41,12 @@ def test_a_refusal_beside_a_verdict_is_noticed(workbench: Workbench) -> None:
 
 def test_runs_that_differ_are_no_verdict(workbench: Workbench) -> None:
     workbench.lay("36_flaky")
-    status, (row,) = workbench.rows("--lane", "pristine", "--repeat", "3")
+    status, (row,) = workbench.rows("--lane", "unpatched", "--repeat", "3")
     assert (status, row["verdict"]) == (1, "ERROR")
     assert row["reason"] == "the runs differ: FIXED_UPSTREAM 1/3, REPRODUCED 2/3"
 
 
 def test_single_lanes(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
-    assert workbench.rows("--lane", "pristine")[1][0]["verdict"] == "REPRODUCED"
+    assert workbench.rows("--lane", "unpatched")[1][0]["verdict"] == "REPRODUCED"
     assert workbench.rows("--lane", "patched")[1][0]["verdict"] == "VALIDATED"
