@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from harness.core import LaneName
 from harness.schedule.session import GpuFault
 from harness.sweep.run_folder import SCHEMA, CellRow, FigureRow, HostRow, LaneRow, Results
 
@@ -39,7 +40,7 @@ def cell(
         seconds=8.0,
         lanes=tuple(
             LaneRow(name, (verdict,), 4.0, "gpu 0" if on_gpu else "cpu", f"logs/{pack}/{target}.{name}.log")
-            for name in ("pristine", "patched")
+            for name in LaneName
         ),
         figures=tuple(figures),
     )

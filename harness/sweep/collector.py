@@ -136,7 +136,7 @@ def figure_changes(outcome: Outcome, earlier: Receipt) -> list[ChangeRow]:
         for figure in lane.figures:
             before = earlier.figure(figure.name, name)
             if before is not None and (outcome.cell.measures or figure.unit not in DISTURBED):
-                changes += _figure(name, figure, before)
+                changes += _figure(name.label, figure, before)
     return changes
 
 

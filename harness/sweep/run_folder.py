@@ -11,7 +11,7 @@ from typing import Annotated
 
 import filelock
 
-from harness.core import UNJUDGED, Exit, HarnessError, files, structure
+from harness.core import UNJUDGED, Exit, HarnessError, LaneName, files, structure
 from harness.core.structure import Form
 from harness.receipt import receipt
 from harness.schedule.session import GpuFault
@@ -42,7 +42,7 @@ class FigureRow:
 class LaneRow:
     """One lane: its verdict in every run, and the seconds, the place and the log of its last run."""
 
-    lane: str
+    lane: LaneName
     verdicts: tuple[str, ...]
     seconds: float
     place: str

@@ -307,7 +307,7 @@ def test_a_pack_that_measures_has_its_gpu_for_itself(workbench: Workbench) -> No
     (folder / "measured").write_text("2.5")
     slower = workbench.swept("--baseline", str(workbench.newest), status=1)["001_toy/sm_90a"]
     assert kinds(slower) == ["slower", "slower"]
-    assert slower["changes"][0]["text"] == "pristine time: 2.5 ms, was 2 (noise 0.2)"
+    assert slower["changes"][0]["text"] == "unpatched time: 2.5 ms, was 2 (noise 0.2)"
     document = json.loads(state.read_text())
     document["devices"][1]["processes"] = [4243]
     state.write_text(json.dumps(document))
