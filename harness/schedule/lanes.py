@@ -115,8 +115,7 @@ class Account:
         tasks, width, runs = self.planned[cell.name], len(cell.lanes), []
         for start in range(0, len(tasks), width):
             ends = [self.session.journal.ends.get(task.key) for task in tasks[start : start + width]]
-            is_reproduced = ends[0] is not None and ends[0].verdict == LaneVerdict.BUG_REPRODUCED
-            needed = ends if is_reproduced else ends[:1]
+            needed = ends if _shows_bug(ends[0]) else ends[:1]
             run = tuple(end for end in needed if end is not None)
             runs += [run] if len(run) == len(needed) else []
         return runs
@@ -157,6 +156,11 @@ def run(session: Session, cells: list[Cell], *, receipts: bool = True) -> Accoun
     for cell in cells:  # also those whose lanes ended before, belong to another cell too, or were interrupted
         account.settle(cell, at_end=True)
     return account
+
+
+def _shows_bug(end: LaneEnd | None) -> bool:
+    """Whether a lane has ended and shows the bug, so that the second lane of its pair is needed."""
+    return end is not None and end.verdict == LaneVerdict.BUG_REPRODUCED
 
 
 def _in_thread(work: Callable[[], Result]) -> Future[Result]:
@@ -274,9 +278,8 @@ class Scheduler:
     def _is_needed(self, task: Task) -> bool:
         """Whether a task is not the second of a pair whose first lane is over, and did not show the bug."""
         is_second = task.lane == LaneName.PATCHED and LaneName.PRISTINE in task.cell.lanes
-        end = self._session.journal.ends.get(task.pristine)
-        is_reproduced = end is not None and end.verdict == LaneVerdict.BUG_REPRODUCED
-        return not is_second or task.pristine in self._open or is_reproduced
+        is_open = task.pristine in self._open
+        return not is_second or is_open or _shows_bug(self._session.journal.ends.get(task.pristine))
 
     def _over_budget(self, task: Task) -> str:
         """Say why a task does not fit into the rest of the budget; empty if it fits."""
