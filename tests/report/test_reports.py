@@ -186,7 +186,7 @@ def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
             "words of this repository above the line: CONFIRMED, strength",
         ),
         ("Other dtypes.", "TODO", "'TODO' is left in it"),
-        ("Other dtypes.", "It is {{figure:cpu:none}}.", "no such figure in the pristine lane"),
+        ("Other dtypes.", "It is {{figure:cpu:none}}.", "no such figure in the unpatched lane"),
         ("Other dtypes.", "Other shapes.", "README.md: not what report.in.md renders to from the receipts. Next: "),
     ],
 )
