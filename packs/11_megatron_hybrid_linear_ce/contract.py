@@ -343,6 +343,7 @@ class Models:
         self.kernels.clear()
         with torch.set_grad_enabled(case.mode != "no_grad"):
             result = model(*tokens, None, **named)
+        assert isinstance(result, torch.Tensor), f"neither losses nor logits: {result}"
         towards = above if labels is not None else torch.ones_like(result)
         assert result.shape == towards.shape, f"losses of shape {list(result.shape)}"
         if case.mode != "no_grad":
