@@ -11,7 +11,6 @@ from pathlib import Path
 
 from harness.core import UNJUDGED, HarnessError, LaneName, LaneVerdict, Verdict, files
 from harness.lane import Cell, LaneEnd, LaneRecord
-from harness.lane.script import STATUS
 from harness.mutate import changes, generated, handwritten
 from harness.mutate.handwritten import Listed
 from harness.pack.model import Pack
@@ -198,12 +197,8 @@ class Campaign:
 
 
 def is_inconclusive(record: LaneRecord | None) -> bool:
-    """Whether a lane has to run again, alone: the host may be to blame for a crash, a time-out or a lack of memory.
-
-    A lane that ended with the status of a verdict would end so again. UNSUPPORTED shares its status with a traceback.
-    """
-    conclusive = {STATUS[LaneVerdict.BUG_REPRODUCED], STATUS[LaneVerdict.FIX_VALIDATED]}
-    return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in conclusive
+    """Whether a lane runs again, alone: the host may be to blame for a crash, a time-out, or a rank that hangs."""
+    return record is not None and record.verdict == LaneVerdict.ERROR
 
 
 def fate_of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd) -> MutantRecord:
