@@ -11,13 +11,14 @@ import click
 from harness.core import Cache, HarnessError, cache, terminal
 from harness.core.files import REPOSITORY
 from harness.pack import Pack, load
+from harness.receipt.receipt import MOST_REPEATS
 
 #: The folder of the run folders in a cache.
 RUNS = "runs"
 #: The longest time-out and the longest budget, in seconds: a month. No clock takes an infinity.
 LONGEST = 31 * 24 * 3600
 SECONDS = click.IntRange(1, LONGEST)
-REPEATS = click.IntRange(1, 1000)
+REPEATS = click.IntRange(1, MOST_REPEATS)
 FOLDER, EXISTING = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False, exists=True)
 FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 

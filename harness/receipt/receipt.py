@@ -15,6 +15,7 @@ from harness.pack import Pack, forms, judges
 
 SCHEMA = 3
 AGAIN = "run the pack again"
+MOST_REPEATS = 1000
 #: An object whose members are texts, numbers and truth values, as `json.dumps` writes it with an indent.
 FLAT_OBJECT = re.compile(r"\{\n(?P<members>(?: *\"[^\n]*[^\n\[{]\n)+) *\}")
 #: Characters of an error message, which may quote a receipt.
@@ -67,14 +68,14 @@ class DependencyRecord:
 
 @dataclass(frozen=True)
 class Repeats:
-    """How many runs gave the verdict, out of how many. ValueError: more than there were, or none."""
+    """How many runs gave the verdict, out of how many. ValueError: more than there were, none, or over 1000."""
 
     agreeing: int = 1
     of: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.agreeing <= self.of:
-            raise ValueError("agreeing lies between 1 and of")
+        if not 1 <= self.agreeing <= self.of <= MOST_REPEATS:
+            raise ValueError(f"agreeing lies between 1 and of, and of is {MOST_REPEATS} at most")
 
 
 def _lies_beside(log: LogRecord) -> bool:

@@ -6,13 +6,14 @@ This cannot show that a run took place.
 
 import io
 import re
+import struct
 import tempfile
 import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core import Exit, HarnessError
+from harness.core import Exit, HarnessError, markdown
 from harness.pack.model import Pack
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt, is_receipt, load, load_all, strongest
@@ -38,7 +39,7 @@ def rerun(pack: Pack, receipts: list[Receipt]) -> str:
     """Write how to run a bundle again; CHECKOUT stands for a checkout of the pinned release, at its tag's commit."""
     upstream = pack.definition.upstream
     verdicts = (
-        f"- {receipt.target}: {receipt.verdict} ({receipt.evidence}, {receipt.host.gpu or 'no GPU'})"
+        f"- {receipt.target}: {receipt.verdict} ({receipt.evidence}, {markdown.inert(receipt.host.gpu) or 'no GPU'})"
         for receipt in receipts
     )
     name = "bundle_readme.md" if pack.definition.has_patch else "bundle_readme_unpatched.md"
@@ -112,8 +113,20 @@ def _require_layout(data: bytes, archive: zipfile.ZipFile) -> None:
             raise HarnessError(f"member {info.filename[:60]!r}: something stands before it, or in its header")
         position += len(header) + info.compress_size
         directory += zipfile.sizeCentralDir + len(info.filename.encode())  # type: ignore[attr-defined]
-    if len(data) != position + directory + zipfile.sizeEndCentDir:  # type: ignore[attr-defined]
+    count = len(archive.infolist())
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, directory, position, 0)
+    if data[position + directory :] != end:
         raise HarnessError("it is no bundle: something stands beside its members")
+
+
+def _unpacked(data: bytes, info: zipfile.ZipInfo) -> bytes:
+    """Unpack a member; HarnessError: it is not the one deflate stream of the bytes that it states."""
+    start = info.header_offset + len(info.FileHeader())
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    content = inflater.decompress(data[start : start + info.compress_size], info.file_size + 1)
+    if not inflater.eof or inflater.unused_data or len(content) != info.file_size or zlib.crc32(content) != info.CRC:
+        raise HarnessError(f"member {info.filename[:60]!r}: it does not hold what it states")
+    return content
 
 
 def _read_members(data: bytes) -> dict[str, bytes]:
@@ -125,18 +138,17 @@ def _read_members(data: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
-            if archive.comment or not data.startswith(b"PK\x03\x04"):
+            if not data.startswith(b"PK\3\4"):
                 raise HarnessError("it is no bundle: something stands around the zip")
             if len(infos) > MOST_MEMBERS or sum(info.file_size for info in infos) > MOST_BYTES:
                 raise HarnessError(f"it is no bundle: it has more than {MOST_MEMBERS} members or {MOST_BYTES} bytes")
+            _require_layout(data, archive)
             for info in infos:
                 if info.external_attr != PLAIN_FILE or info.compress_type != zipfile.ZIP_DEFLATED:
                     raise HarnessError(f"member {info.filename[:60]!r}: no plain file as a bundle has it")
                 if info.filename in content:
                     raise HarnessError(f"member {info.filename[:60]!r}: it stands there twice")
-                with archive.open(info) as member:  # reads at most one byte more than the member states
-                    content[info.filename] = member.read(info.file_size + 1)
-            _require_layout(data, archive)
+                content[info.filename] = _unpacked(data, info)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
         raise HarnessError(f"it is no zip that can be read: {error}") from None
     return content
@@ -148,7 +160,24 @@ def _receipt_errors(pack: Pack, path: Path) -> list[str]:
     except HarnessError as error:
         return [str(error)]
     problems = receipt_check.errors(pack, path, receipt, is_fresh=True)
-    return problems + [f"it is STALE: {reason}" for reason in staleness.reasons(pack, receipt)]
+    problems += [f"it is STALE: {reason}" for reason in staleness.reasons(pack, receipt)]
+    return problems or _differences(pack, receipt, path)
+
+
+def _differences(pack: Pack, sent: Receipt, path: Path) -> list[str]:
+    """Say where a receipt that was sent has other trees or checks than this repository's for the same target."""
+    name = path.relative_to(next(folder for folder in path.parents if folder.name == "receipts"))
+    own = load(pack.receipts / name) if (pack.receipts / name).exists() else None
+    if own is None or staleness.reasons(pack, own):
+        return []
+    problems = []
+    for lane in sent.lanes.keys() & own.lanes.keys():
+        theirs, ours = sent.lanes[lane], own.lanes[lane]
+        if theirs.tree != ours.tree:
+            problems.append(f"{lane} lane: another tree than this repository's receipt has")
+        checks = {check.name for check in theirs.checks} ^ {check.name for check in ours.checks}
+        problems += [f"{lane} lane: the check {check!r} is in one of the two receipts" for check in sorted(checks)[:1]]
+    return problems
 
 
 def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:

@@ -265,7 +265,7 @@ def _host_text(receipt: Receipt, *, with_torch: bool) -> str:
     torch_versions = (("torch", host.torch), ("triton", host.triton)) if with_torch else ()
     versions = ", ".join(f"{name} {version}" for name, version in (("Python", host.python), *torch_versions) if version)
     gpu = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}" if host.gpu else "no GPU"
-    return f"{gpu}: {versions}"
+    return markdown.inert(f"{gpu}: {versions}")
 
 
 def _suite_lines(suite: SuiteReceipt) -> list[str]:

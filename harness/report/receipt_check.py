@@ -3,14 +3,16 @@
 This cannot show that a run took place.
 """
 
+import ast
 import datetime as dt
+import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from harness.core import HarnessError, files, terminal
+from harness.core import HarnessError, files, markdown, terminal
 from harness.core.words import BITWISE_IDENTICAL, Evidence, LaneName, LaneVerdict, Verdict
-from harness.host.host import python_tag
-from harness.lane import LaneRecord, results, script
+from harness.host.host import Host, python_tag
+from harness.lane import LaneRecord, process, results, script
 from harness.pack import Pack, patch_text, requirements
 from harness.pack.patch_text import PatchedFile
 from harness.receipt.receipt import Receipt
@@ -19,6 +21,10 @@ from harness.verdict import lane_verdict, pack_verdict
 
 #: What a log says where some of it is left out.
 LEFT_OUT = " bytes are left out here ...]"
+#: The command of a receipt: words that a shell takes as they are.
+COMMAND = re.compile(r"(?:runner\.py|reproducer-packs) (?:run|sweep)(?: [\w./:=@*$,+-]+)*", re.ASCII)
+#: The option by which a run of another tree than the pinned release names it.
+OTHER_TREE = " --upstream"
 #: Verdicts of a receipt without lanes.
 WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
 
@@ -42,6 +48,14 @@ def _lane_errors(lane: LaneRecord) -> Iterator[str]:
         yield f"verdict: {lane.verdict}; its checks say {lane_verdict.verdict_of_checks(lane.checks)}"
     if lane.verdict != LaneVerdict.UNSUPPORTED and not lane.upstream:
         yield "upstream: nothing says what was judged"
+
+
+def _foreign_checks(lane: LaneRecord, pack: Pack) -> Iterator[str]:
+    """Name the checks that are no test function of the contract."""
+    tree = ast.parse(pack.contract.read_bytes())
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    names = (check.name.partition("[")[0].rpartition("::")[2] for check in lane.checks)
+    yield from (f"check {name!r} is none of the contract" for name in dict.fromkeys(names) if name not in functions)
 
 
 def _verdict_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
@@ -70,8 +84,8 @@ def _module_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
     hashes: dict[tuple[str, str], str] = {}
     for name, lane in receipt.lanes.items():
         for line in lane.upstream:
-            is_in_tree = line.file.startswith("$TREE/") and ".." not in PurePosixPath(line.file).parts
-            if line.module.partition(".")[0] not in pack.definition.upstream.modules or not is_in_tree:
+            is_tested = line.module.partition(".")[0] in pack.definition.upstream.modules
+            if not is_tested or _without_suffix(line.file) not in _places(line.module, pack):
                 yield f"{name} lane: {line.module} ({line.file[:80]}) is no module under test of the tree"
             if hashes.setdefault((name, line.file), line.sha256) != line.sha256:
                 yield f"{name} lane: {line.file} has two hashes"
@@ -82,6 +96,17 @@ def _module_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
         )
         if after is None or before == after or (before is None and file.before != patch_text.NO_BLOB):
             yield f"{file.path}: the lanes did not load two versions of it"
+
+
+def _places(module: str, pack: Pack) -> set[str]:
+    """Where a module may lie in a tree, without its suffix; a wheel has no source root."""
+    path = module.replace(".", "/")
+    return {f"$TREE/{path}", f"$TREE/{pack.definition.upstream.source_root}/{path}"}
+
+
+def _without_suffix(file: str) -> str:
+    folder, _, name = file.rpartition("/")
+    return f"{folder}/{name.partition('.')[0]}".removesuffix("/__init__")
 
 
 def _patched_files(receipt: Receipt, pack: Pack) -> list[PatchedFile]:
@@ -100,9 +125,10 @@ def _host_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
         name = "sm_" + gpu.compute_capability.replace(".", "")
         if receipt.target not in (name, f"{name}a"):
             yield f"host.gpus: a GPU of compute capability {gpu.compute_capability[:20]} is no {receipt.target}"
+    names = {gpu.name for gpu in gpus} or {"cpu"}
     devices = {lane.device for lane in receipt.lanes.values() if lane.device}
-    if gpus and devices - {gpu.name for gpu in gpus}:
-        yield f"device: a lane names {', '.join(sorted(devices))[:80]}, the host {gpus[0].name}"
+    if devices - names:
+        yield f"device: a lane names {', '.join(sorted(devices))[:80]}, the host {', '.join(sorted(names))[:80]}"
     target = pack.definition.targets.get(receipt.target)
     if target is None or receipt.evidence not in target.evidence:
         yield f"target: the pack lists no {receipt.evidence} evidence for {receipt.target}"
@@ -114,6 +140,14 @@ def _host_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
             yield "dependencies: other versions than the pack pins"
     except HarnessError as error:
         yield f"dependencies: {error}"
+
+
+def _name_errors(host: Host) -> Iterator[str]:
+    """Say which names and versions of a host Markdown would interpret: no host has such."""
+    texts = vars(host) | {f"gpus.{number}.name": gpu.name for number, gpu in enumerate(host.gpus)}
+    for name, text in texts.items():
+        if isinstance(text, str) and markdown.inert(text) != text:
+            yield f"host.{name}: {text[:60]!r} is more than a name on one line"
 
 
 def _pack_errors(receipt: Receipt, pack: Pack, folder: str) -> Iterator[str]:
@@ -128,6 +162,9 @@ def _pack_errors(receipt: Receipt, pack: Pack, folder: str) -> Iterator[str]:
         yield "about: not the checks of pack.toml's [ask]"
     if receipt.fix and receipt.fix.name not in _patch_names(pack, folder):
         yield f"fix: {receipt.fix.name[:40]} is no patch of the pack for that tree"
+    is_of_pinned_release = folder == "receipts"
+    if not COMMAND.fullmatch(receipt.command) or is_of_pinned_release == (OTHER_TREE in receipt.command):
+        yield f"command: {receipt.command[:60]!r} does not make this receipt"
     if receipt.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
         yield f"started: {receipt.started} is in the future"
     pristine = receipt.lanes.get(LaneName.PRISTINE)
@@ -150,12 +187,16 @@ def _log_errors(receipt: Receipt, log: bytes) -> Iterator[str]:
         yield f"log: {receipt.log.file} is named otherwise"
     text = log.decode("utf-8", errors="replace")
     for name, lane in receipt.lanes.items():
+        # Code under test may print such a line, too: the first one begins a lane, and the last one ends the other lane.
         _, mark, remainder = text.partition(f"== {name} lane ==\n")
-        lines = remainder.split("\n== ")[0].splitlines()
+        if name == LaneName.PRISTINE:
+            remainder = remainder.rpartition(f"\n== {LaneName.PATCHED} lane ==\n")[0] or remainder
+        lines = remainder.splitlines()
         sentinel = lane.script or str(lane.verdict)
         known_lines = {*map(terminal.visible, lines), script.CUT}
         foreign_lines = [line for line in lane.printed.splitlines() if line.strip() and line not in known_lines]
-        if foreign_lines and LEFT_OUT not in remainder:
+        is_cut = LEFT_OUT in remainder and len(remainder.encode()) > process.HEAD
+        if foreign_lines and not is_cut:
             yield f"{name} lane: printed: its log has no line {foreign_lines[0][:60]!r}"
         if lane.printed and lane.printed.splitlines()[-1].partition(":")[0] != lane.script.partition(":")[0]:
             yield f"{name} lane: printed: its last line is no {lane.script[:60]}"
@@ -175,7 +216,9 @@ def errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool) -> list[
         return []
     problems = [*_pack_errors(receipt, pack, path.parent.name), *_log_errors(receipt, data)]
     problems += [*_verdict_errors(receipt, pack), *_module_errors(receipt, pack), *_host_errors(receipt, pack)]
+    problems += _name_errors(receipt.host)
     problems += [f"{name} lane: {error}" for name, lane in receipt.lanes.items() for error in _lane_errors(lane)]
     if pack.contract.exists():
         problems += [f"{name} lane: it has no script" for name, lane in receipt.lanes.items() if not lane.script]
+        problems += [f"{name} lane: {x}" for name, lane in receipt.lanes.items() for x in _foreign_checks(lane, pack)]
     return problems

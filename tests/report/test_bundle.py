@@ -6,11 +6,13 @@ Forged receipts are those of test_receipt_check.py, since one judge judges both.
 from __future__ import annotations
 
 import io
+import json
 import stat
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -65,6 +67,61 @@ def _zipped(
 def _replaced(honest: dict[str, bytes], name: str, old: str, new: str) -> bytes:
     assert old.encode() in honest[name]
     return _zipped(honest | {name: honest[name].replace(old.encode(), new.encode())})
+
+
+def _zip64(honest: dict[str, bytes]) -> bytes:
+    """Add a second record of where the directory is, which some programs follow and others do not."""
+    data = _zipped(honest)
+    members, (count, size, start) = data[:-22], struct.unpack("<HLL", data[-12:-2])
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, start)
+    return members + record + struct.pack("<4sLQL", b"PK\6\7", 0, len(members), 1) + data[-22:]
+
+
+def _counted(honest: dict[str, bytes], less: int) -> bytes:
+    """Let the end of the zip count fewer members than there are."""
+    data = bytearray(_zipped(honest))
+    count = int.from_bytes(data[-12:-10], "little") - less
+    data[-14:-10] = struct.pack("<2H", count, count)
+    return bytes(data)
+
+
+def _stated(honest: dict[str, bytes], place: int) -> bytes:
+    """Let the first member's own header state something else than the directory does."""
+    data = bytearray(_zipped(honest))
+    data[place] ^= 1
+    return bytes(data)
+
+
+def _behind_a_stream(honest: dict[str, bytes]) -> bytes:
+    """Put bytes behind the stream of the last member, and count them as its own."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as opened:
+        for name, data in honest.items():
+            info = zipfile.ZipInfo(f"{TOY}/{name}")
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            opened.writestr(info, data)
+        last = opened.infolist()[-1]
+        opened.fp.write(b"rm -rf")  # type: ignore[union-attr]
+        last.compress_size += 6
+        opened.start_dir += 6
+        opened.fp.seek(last.header_offset)  # type: ignore[union-attr]
+        opened.fp.write(last.FileHeader())  # type: ignore[union-attr]
+    return stream.getvalue()
+
+
+def _commented(honest: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO(_zipped(honest))
+    with zipfile.ZipFile(stream, "a") as opened:
+        opened.infolist()[0].comment = b"sh run.sh"
+        opened._didModify = True  # type: ignore[attr-defined]  # noqa: SLF001 - the directory is written again
+    return stream.getvalue()
+
+
+def _told(honest: dict[str, bytes], lie: Callable[[dict[str, Any]], object]) -> bytes:
+    """Tell a lie in the receipt."""
+    document = json.loads(honest[RECEIPT])
+    lie(document)
+    return _zipped(honest | {RECEIPT: json.dumps(document).encode()})
 
 
 def _without(honest: dict[str, bytes], name: str) -> bytes:
@@ -132,10 +189,61 @@ BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
         lambda sent: _zipped(sent, hidden=_zipped({"run.sh": b"rm"}, "").partition(b"PK\x01\x02")[0]),
         "something stands beside its members",
     ),
+    "a second record of the directory": (_zip64, "something stands beside its members"),
+    "a member fewer than there are": (lambda sent: _counted(sent, 1), "something stands beside its members"),
+    "another checksum in a member's header": (lambda sent: _stated(sent, 14), "or in its header"),
+    "another size in a member's header": (lambda sent: _stated(sent, 22), "or in its header"),
+    "another method in a member's header": (lambda sent: _stated(sent, 8), "or in its header"),
+    "bytes behind a member's stream": (_behind_a_stream, "it does not hold what it states"),
+    "60 kB of extra fields": (
+        lambda sent: _zipped(sent, extra=struct.pack("<HH", 0x9999, 60_000) + bytes(60_000)),
+        "something stands beside its members",
+    ),
+    "100 kB before the directory": (lambda sent: _zipped(sent, hidden=bytes(100_000)), "beside its members"),
+    "a comment of a member": (_commented, "something stands beside its members"),
+    "the patched tree of nobody": (
+        lambda sent: _told(sent, lambda told: told["lanes"]["patched"].update(tree="0" * 64)),
+        "another tree than this repository's receipt has",
+    ),
+    "a check left out in both lanes": (
+        lambda sent: _told(sent, lambda told: [lane["checks"].pop() for lane in told["lanes"].values()]),
+        "is in one of the two receipts",
+    ),
     "half a zip": (lambda sent: _zipped(sent)[: len(_zipped(sent)) // 2], "no zip"),
     "nothing": (lambda _: b"", "no zip"),
     "half a receipt": (lambda sent: _zipped(sent | {RECEIPT: sent[RECEIPT][:500]}), RECEIPT),
 }
+
+
+#: Words of the texts of a bundle, and others of the same words, or of words that the text has elsewhere.
+TEXTS = {
+    "the verdict turned round": (
+        "README.md",
+        "has the bug, and with the patch it does not",
+        "is right, and wrong with it",
+    ),
+    "the statuses exchanged": ("README.md", "BUG_REPRODUCED\n$", "FIX_VALIDATED\n$"),
+    "the rest hidden": ("README.md", "---\n", "<!--\n"),
+    "another release": ("README.md", "Fixed in toykernel 2.0", "Fixed in toykernel 1.0"),
+    "another PyTorch": ("README.md", "torch 2", "torch 1"),
+    "another Python": ("README.md", "Python 3", "Python 2"),
+    "a part left out": ("README.md", "**Not tested.** Other dtypes.", ""),
+    "the patch's lines exchanged": ("README.md", "-    return [", "+    return ["),
+    "another number": ("README.md", "right is [1.0, 1.0, 0.0]", "right is [1.0, 2.0, 3.0]"),
+    "a script from elsewhere": ("RERUN.md", "uv run reproduce.py", "uv run https://evil.example/reproduce.py"),
+    "another clone": ("RERUN.md", "https://example.org/", "https://evil.example/"),
+    "another commit": ("RERUN.md", "0" * 39 + "1", "0" * 39 + "2"),
+    "the commands in another order": ("RERUN.md", "git -C CHECKOUT apply", "true || git -C CHECKOUT apply"),
+    "the end statuses exchanged": ("RERUN.md", "(exit status 10)", "(exit status 0)"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_says_something_else_is_refuted(honest: dict[str, bytes], pack: Pack, name: str) -> None:
+    member, old, new = TEXTS[name]
+    assert bundle.errors(_replaced(honest, member, old, new), [pack]) == [
+        f"{member}: it differs from this repository's"
+    ]
 
 
 @pytest.mark.parametrize("name", BUNDLES)

