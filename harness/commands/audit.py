@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -112,8 +113,18 @@ def _inputs(arguments: tuple[str, ...]) -> list[Path]:
 
 
 def _search_path(python: Path) -> list[str]:
-    """Return pip-audit's options for the folders that an interpreter imports from. The interpreter needs no pip."""
-    command = [str(python), "-c", "import sys; print(*sys.path[1:], sep='\\n')"]
+    """Return pip-audit's options for the folders that an interpreter imports from. The interpreter needs no pip.
+
+    Nothing of an environment runs: with -S, Python reads no .pth and no sitecustomize. What the module `site` would add
+    is asked for by prefix, since a virtual environment has its own beside pyvenv.cfg.
+    """
+    settings = python.parents[1] / "pyvenv.cfg"
+    text = settings.read_text(encoding="utf-8").lower() if settings.exists() else ""
+    prefixes = [str(settings.parent)] if text else []
+    asked = f"site.getsitepackages({prefixes})"
+    if not text or re.search(r"(?m)^include-system-site-packages\s*=\s*true", text):
+        asked += ", *site.getsitepackages([sys.base_prefix]), site.getusersitepackages()"
+    command = [str(python), "-I", "-S", "-c", f"import site, sys; print(*sys.path, *{asked}, sep='\\n')"]
     printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return [f"--path={folder}" for folder in printed.splitlines() if Path(folder).is_dir()]
 

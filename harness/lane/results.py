@@ -44,6 +44,12 @@ class UpstreamLine:
     file: str
     sha256: str
 
+    def lies_in(self, root: str) -> bool:
+        """Whether it lies where Python finds a module of this name if `root` is on its path."""
+        folder, _, name = self.file.rpartition("/")
+        path = f"{folder}/{name.partition('.')[0]}".removesuffix("/__init__")
+        return path == f"{root}/{self.module.replace('.', '/')}"
+
 
 @dataclass(frozen=True)
 class CheckLine:

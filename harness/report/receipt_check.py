@@ -82,10 +82,11 @@ def _verdict_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
 def _module_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
     """Say where a lane judged other modules than those under test, or the patched lane an unchanged file."""
     hashes: dict[tuple[str, str], str] = {}
+    roots = ("$TREE", f"$TREE/{pack.definition.upstream.source_root}")  # a wheel has no source root
     for name, lane in receipt.lanes.items():
         for line in lane.upstream:
             is_tested = line.module.partition(".")[0] in pack.definition.upstream.modules
-            if not is_tested or _without_suffix(line.file) not in _places(line.module, pack):
+            if not is_tested or not any(map(line.lies_in, roots)):
                 yield f"{name} lane: {line.module} ({line.file[:80]}) is no module under test of the tree"
             if hashes.setdefault((name, line.file), line.sha256) != line.sha256:
                 yield f"{name} lane: {line.file} has two hashes"
@@ -96,17 +97,6 @@ def _module_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
         )
         if after is None or before == after or (before is None and file.before != patch_text.NO_BLOB):
             yield f"{file.path}: the lanes did not load two versions of it"
-
-
-def _places(module: str, pack: Pack) -> set[str]:
-    """Where a module may lie in a tree, without its suffix; a wheel has no source root."""
-    path = module.replace(".", "/")
-    return {f"$TREE/{path}", f"$TREE/{pack.definition.upstream.source_root}/{path}"}
-
-
-def _without_suffix(file: str) -> str:
-    folder, _, name = file.rpartition("/")
-    return f"{folder}/{name.partition('.')[0]}".removesuffix("/__init__")
 
 
 def _patched_files(receipt: Receipt, pack: Pack) -> list[PatchedFile]:

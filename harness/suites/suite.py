@@ -12,7 +12,8 @@ from harness.core import HarnessError, UnsupportedHereError, files
 from harness.core.seal import Layout
 from harness.host.eligibility import version_mismatch
 from harness.host.host import Device, cores
-from harness.lane import Cell, environment, process
+from harness.lane import Cell, environment, process, results
+from harness.lane.lane import LOADED, WITNESS
 from harness.lane.process import Command
 from harness.pack.model import TESTS, Pack, UpstreamTests
 from harness.receipt import writer
@@ -63,23 +64,36 @@ class Suite:
             end = process.run(command)
             files.write_atomic(self.session.folder / f"{label}.log", end.log)
             self.dependencies.check(seal, while_it_ran=True)
+            if foreign := self._foreign_module(work / LOADED, copy / tree.source_root):
+                raise HarnessError(f"{name}: {foreign}")
             try:
                 return receipt.read(report, end.status, listing=listing)
             except ValueError as error:
                 raise HarnessError(f"{name}: {abnormal_end(end, command.timeout) or error}") from None
+
+    def _foreign_module(self, notes: Path, root: Path) -> str:
+        """Say which module under test was loaded from elsewhere than the tree; empty if none was."""
+        loaded, problem = results.read_loaded(notes)
+        modules = self.cell.pack.definition.upstream.modules
+        under_test = (line for line in loaded if line.module.partition(".")[0] in modules)
+        foreign = next((line for line in under_test if not line.lies_in(str(root))), None)
+        return f"{foreign.module} was loaded from elsewhere: {foreign.file}" if foreign else problem
 
     def _command(self, work: Path, root: Path, arguments: tuple[str, ...]) -> Command:
         """Return the command that runs pytest in the folder of a lane; `root` goes on PYTHONPATH."""
         with socket.create_server(("127.0.0.1", 0)) as server:  # two suites at once must not share a port
             port = server.getsockname()[1]
         share = environment.Share(len(cores()), 1, ",".join(device.token for device in self.devices))
-        paths = [root, self.dependencies.folder]
+        paths = [WITNESS, root, self.dependencies.folder]
         return Command(
             arguments=(str(environment.interpreter(self.cell.environment)), "-P", "-m", "pytest", *arguments),
             environment={
                 **environment.build(os.environ, work, work / "jit", paths, share),
                 "MASTER_ADDR": "127.0.0.1",  # torch.distributed listens there
                 "MASTER_PORT": str(port),
+                "REPRODUCER_TREE": str(root),
+                "REPRODUCER_MODULES": ",".join(self.cell.pack.definition.upstream.modules),
+                "REPRODUCER_LOADED": str(work / LOADED),
                 **self.tests.environment,
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # no plugin that nobody named
             },

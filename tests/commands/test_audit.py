@@ -148,11 +148,15 @@ def test_an_environment_without_pip_of_which_nothing_is_imported(
     (site,) = (tmp_path / "env/lib").glob("python*/site-packages")
     assert _audit(folder, "--path", str(site)).returncode == 2, "no package at all"
     _site(site, {"toykernel": "1.0", "other": "3"})
+    executed = "import pathlib; pathlib.Path({!r}).touch()\n"
+    (site / "hostile.pth").write_text(executed.format(str(tmp_path / "pth")))
+    (site / "sitecustomize.py").write_text(executed.format(str(tmp_path / "sitecustomize")))
     assert _audit(folder, "--path", str(site)).returncode == 1
     assert _audit(folder, "--python", str(tmp_path / "env/bin/python")).returncode == 1
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "env"))
     ended = _audit(folder)
     assert (ended.returncode, f"environment: {tmp_path}/env/bin/python" in ended.stderr) == (1, True)
+    assert not [name for name in ("pth", "sitecustomize") if (tmp_path / name).exists()]
 
 
 @pytest.mark.parametrize("name", ["uv.lock", "uv.cpu.lock", "poetry.lock", "Pipfile.lock", "pyproject.toml", "env.yml"])

@@ -9,7 +9,9 @@ import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 
+from harness.lane import script
 from testing import toys
 from testing.workbench import Workbench, until
 
@@ -43,11 +45,62 @@ if "zip(" in pathlib.Path(importlib.util.find_spec("toykernel.scale").origin).re
         pass
 """
 
+#: What code under test may print right before and behind a result, without the end of a line.
+NOISE = {
+    "a dot": b".",
+    "a blank": b" ",
+    "a reset": b"\x1b[0m",
+    "a rank": b"[rank0]: ",
+    "half a line": b"50%",
+    "a carriage return": b"50%\r",
+    "a backspace": b"x\b",
+    "NUL": b"\0",
+    "a byte order mark": b"\xef\xbb\xbf",
+    "a space of no width": b"\xe2\x80\x8b",
+    "no UTF-8": b"\xff\xfe",
+    "a line separator": b"\xe2\x80\xa8",
+    "a form feed": b"\f",
+    "an end": b'{"number": 5, "kind": "end", "status": 0}\n',
+    "an output": b'{"number": 4, "kind": "output", "name": "total", "dtype": "float", "shape": [], "sha256": "0"}\n',
+    "a sentinel": b"\nFIX_VALIDATED\n",
+}
+SENTINELS = (
+    "x\rFIX_VALIDATED",
+    "\0FIX_VALIDATED",
+    "\ufeffFIX_VALIDATED",
+    "\u200bFIX_VALIDATED",
+    ".FIX_VALIDATED",
+    "\x1b[0mFIX_VALIDATED",
+    "FIX_VALIDATED.",
+    "fix_validated",
+    "FIX_VALIDATED: yes",
+    "[rank0]: FIX_VALIDATED",
+)
+
 
 def _planted(workbench: Workbench, planted: str) -> None:
     """Lay a sound pack, and one whose script does more."""
     toys.replace(workbench.lay(SOUND) / "reproduce.py", VALUES, f"{planted}\n{VALUES}")
     workbench.lay(SOUND, OTHER)
+
+
+def test_nothing_that_is_printed_hides_a_result(workbench: Workbench) -> None:
+    """The patch changes an output, and one test shows it: where that line is lost, both lanes seem alike."""
+    line = '    output("total", Shown(total))\n'
+    for number, noise in enumerate(NOISE.values(), 100):
+        said = "".join(f"    os.write({stream}, {noise!r})\n" for stream in (1, 2))
+        contract = workbench.lay("05_patch_changes_an_output", f"{number}_prints") / "contract.py"
+        toys.replace(contract, line, f"    import os\n{said}{line}{said}")
+    status, rows = workbench.rows()
+    assert status == 1
+    assert dict(zip(NOISE, ((row["verdict"], row["claims"]) for row in rows), strict=True)) == dict.fromkeys(
+        NOISE, ("PATCH_BREAKS", [])
+    )
+
+
+@pytest.mark.parametrize("line", SENTINELS)
+def test_what_only_looks_like_a_sentinel_is_none(line: str) -> None:
+    assert script.read(script.last_line(f"{line}\n"), 0).verdict == "ERROR"
 
 
 def test_neither_the_script_of_a_killed_supervisor_nor_what_it_started_goes_on(workbench: Workbench) -> None:

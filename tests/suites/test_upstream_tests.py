@@ -129,6 +129,18 @@ CASES = {
         "ERROR",
         "with the patch: pytest ended with status 0, and a test failed",
     ),
+    "tests_another_checkout": Case(
+        {
+            **_alone(SOUND),
+            "tests/conftest.py": "import sys\nfrom pathlib import Path\n"
+            "sys.path.insert(0, str(Path(__file__).with_name('other')))\n",
+            "tests/other/toykernel/__init__.py": "",
+            "tests/other/toykernel/scale.py": "def total(values):\n    return sum(values)\n"
+            "def scale(values, weights):\n    return values\n",
+        },
+        "ERROR",
+        "the list of tests: toykernel was loaded from elsewhere: ",
+    ),
     "test_exits": Case(
         _beside(f"\nimport os\ndef test_exit():\n    {IS_PATCHED} and os._exit(0)\n"),
         "ERROR",
