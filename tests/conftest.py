@@ -55,8 +55,9 @@ def toy(tmp_path: Path) -> Cell:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of real packs, and those that run child processes."""
+    """Mark the tests of real packs, and those that run child processes; name the kind of what is hostile."""
     for item in items:
+        item.user_properties += [("hostile", mark.args[0]) for mark in item.iter_markers("hostile")]
         if "packs" in item.path.parent.parts[-1:]:
             item.add_marker(pytest.mark.packs)
         if isinstance(item, pytest.Function) and CHILD_PROCESSES.intersection(item.fixturenames):

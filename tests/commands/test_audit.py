@@ -141,6 +141,7 @@ def test_a_pylock_and_what_it_has_from_elsewhere(folder: Path, tmp_path: Path) -
     assert (ended.returncode, 'skips it: name = "toykernel"' in ended.stderr) == (5, True), ended.stderr
 
 
+@pytest.mark.hostile("environments that are audited")
 def test_an_environment_without_pip_of_which_nothing_is_imported(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -263,6 +263,7 @@ def test_where_there_is_nothing_to_say_it_writes_nothing(desk: Machine) -> None:
 
 
 @needs_jq
+@pytest.mark.hostile("text that comes to life")
 def test_a_text_mentions_nobody_and_has_an_end(desk: Machine) -> None:
     said = b"@everybody $(touch evil) `touch evil` &#64;ada &#x40;ada &commat;ada &lt; \xff" + b"@" * 90_000
     (desk.folder / "artifact/verdict.md").write_bytes(said)

@@ -16,6 +16,7 @@ from harness.pack import judges, load
 from testing import toys
 from testing.workbench import Workbench
 
+pytestmark = pytest.mark.hostile("caches that somebody changed")
 LINE = "from toykernel import scale\n"
 SITE = "dependencies/*/site/beside"
 

@@ -7,13 +7,14 @@ import pty
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from harness.lane import script
 from testing import toys
-from testing.workbench import Workbench, until
+from testing.workbench import Workbench, empty, until
 
 SOUND, OTHER = "01_confirmed", "02_other"
 #: Before this line a script's own values are laid; what is planted stands there.
@@ -84,25 +85,31 @@ def _planted(workbench: Workbench, planted: str) -> None:
     workbench.lay(SOUND, OTHER)
 
 
-def test_nothing_that_is_printed_hides_a_result(workbench: Workbench) -> None:
-    """The patch changes an output, and one test shows it: where that line is lost, both lanes seem alike."""
-    line = '    output("total", Shown(total))\n'
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Print each noise around the result of the one test that shows what a patch changes; return the packs' rows."""
+    workbench, line = empty(tmp_path_factory.mktemp("noise")), '    output("total", Shown(total))\n'
     for number, noise in enumerate(NOISE.values(), 100):
         said = "".join(f"    os.write({stream}, {noise!r})\n" for stream in (1, 2))
         contract = workbench.lay("05_patch_changes_an_output", f"{number}_prints") / "contract.py"
         toys.replace(contract, line, f"    import os\n{said}{line}{said}")
-    status, rows = workbench.rows()
-    assert status == 1
-    assert dict(zip(NOISE, ((row["verdict"], row["claims"]) for row in rows), strict=True)) == dict.fromkeys(
-        NOISE, ("PATCH_BREAKS", [])
-    )
+    return dict(zip(NOISE, workbench.rows()[1], strict=True))
 
 
+@pytest.mark.hostile("results of a contract")
+@pytest.mark.parametrize("noise", NOISE)
+def test_nothing_that_is_printed_hides_a_result(found: dict[str, dict[str, Any]], noise: str) -> None:
+    """If that line were lost, both lanes would seem alike."""
+    assert (found[noise]["verdict"], found[noise]["claims"]) == ("PATCH_BREAKS", [])
+
+
+@pytest.mark.hostile("scripts and contracts")
 @pytest.mark.parametrize("line", SENTINELS)
 def test_what_only_looks_like_a_sentinel_is_none(line: str) -> None:
     assert script.read(script.last_line(f"{line}\n"), 0).verdict == "ERROR"
 
 
+@pytest.mark.hostile("what a lane leaves")
 def test_neither_the_script_of_a_killed_supervisor_nor_what_it_started_goes_on(workbench: Workbench) -> None:
     pack = workbench.lay("37_needs_long")
     files = [pack / name for name in ("pid", "grandchild")]
@@ -115,6 +122,7 @@ def test_neither_the_script_of_a_killed_supervisor_nor_what_it_started_goes_on(w
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
+@pytest.mark.hostile("what a lane leaves")
 def test_folders_that_a_lane_nests_are_removed(workbench: Workbench) -> None:
     _planted(workbench, NESTS)
     for _ in range(2):
@@ -124,6 +132,7 @@ def test_folders_that_a_lane_nests_are_removed(workbench: Workbench) -> None:
         assert not list(workbench.cache.glob("jit/**/d/d"))
 
 
+@pytest.mark.hostile("what a lane leaves")
 def test_a_file_whose_name_is_no_text_is_named_in_the_receipt(workbench: Workbench) -> None:
     file = "os.path.join(os.fsencode(os.path.dirname(toykernel.__file__)), b'\\xff.py')"
     _planted(workbench, f"import os, toykernel\nopen({file}, 'w').close()")
@@ -133,12 +142,14 @@ def test_a_file_whose_name_is_no_text_is_named_in_the_receipt(workbench: Workben
     assert Path(row["receipt"]).is_file()
 
 
+@pytest.mark.hostile("scripts and contracts")
 def test_the_patched_lane_has_to_judge_what_the_unpatched_one_judged(workbench: Workbench) -> None:
     with (workbench.lay(SOUND) / "contract.py").open("a") as stream:
         stream.write(KNOWS_ITS_LANE)
     workbench.gives(1, "ERROR", reason="the lanes made other checks: test_weights is gone")
 
 
+@pytest.mark.hostile("text that comes to life")
 def test_escapes_of_an_exception_reach_no_terminal(workbench: Workbench) -> None:
     _planted(workbench, f"raise RuntimeError({ESCAPES!r})")
     ours, theirs = pty.openpty()
@@ -155,6 +166,7 @@ def test_escapes_of_an_exception_reach_no_terminal(workbench: Workbench) -> None
     assert b"\x1b]0" not in shown, shown
 
 
+@pytest.mark.hostile("text that comes to life")
 def test_the_text_of_an_exception_comes_to_life_in_no_summary(workbench: Workbench) -> None:
     _planted(workbench, f"raise NotImplementedError({MARKUP!r})")
     line = "    total = scale.total(VALUES)\n"

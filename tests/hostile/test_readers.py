@@ -28,6 +28,7 @@ FIGURE = b'{"number": 4, "kind": "figure", "name": %s, "value": %s}\n'
 OUTPUT = b'{"number": 4, "kind": "output", "name": "o", "dtype": "f", "shape": %s, "sha256": "x", "must_match": true}\n'
 
 
+@pytest.mark.hostile("results of a contract")
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -103,6 +104,7 @@ def many(recorded: Workbench) -> Workbench:
     return recorded
 
 
+@pytest.mark.hostile("receipts")
 @pytest.mark.parametrize(("verb", "status"), [("list", 2), ("check", 1)])
 def test_each_receipt_that_is_none_is_one_line_beside_the_sound_one(many: Workbench, verb: str, status: int) -> None:
     ended = many.run(verb)
@@ -113,6 +115,7 @@ def test_each_receipt_that_is_none_is_one_line_beside_the_sound_one(many: Workbe
     assert verb == "check" or SOUND in ended.stdout, "check names no pack that is sound"
 
 
+@pytest.mark.hostile("receipts")
 def test_no_report_is_made_of_a_receipt_that_is_none(many: Workbench) -> None:
     ended = many.run("report", NAMES["bytes"])
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False), ended.stderr
@@ -121,6 +124,7 @@ def test_no_report_is_made_of_a_receipt_that_is_none(many: Workbench) -> None:
 # --- calls
 
 
+@pytest.mark.hostile("calls")
 @pytest.mark.parametrize(
     ("word", "arguments"),
     [

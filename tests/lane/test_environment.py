@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.host.host import cores
 from harness.lane import environment
 from harness.lane.environment import Share
@@ -37,6 +39,7 @@ DROPPED = {
 }
 
 
+@pytest.mark.hostile("the environment of a lane")
 def test_a_lane_keeps_the_switches_of_a_shared_host_and_drops_the_rest(tmp_path: Path) -> None:
     folders, paths = (tmp_path / "work", tmp_path / "kept"), [Path("/tree"), Path("/dependencies")]
     built = environment.build(KEPT | DROPPED, *folders, paths, Share(3, 2, "3"))
@@ -51,6 +54,7 @@ def test_a_lane_keeps_the_switches_of_a_shared_host_and_drops_the_rest(tmp_path:
     assert hidden["NCCL_NVLS_ENABLE"] == "0"
 
 
+@pytest.mark.hostile("the environment of a lane")
 def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) -> None:
     folder = workbench.lay("01_confirmed")
     printing = 'import os\nprint("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\nvalues, weights ='

@@ -54,6 +54,7 @@ def test_script_and_contract_agree(workbench: Workbench) -> None:
         assert "passed" not in lane["printed"], "the contract's output is none of the script's"
 
 
+@pytest.mark.hostile("text that comes to life")
 @pytest.mark.parametrize(
     ("pieces", "printed"),
     [

@@ -238,6 +238,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.hostile("the texts of a bundle")
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_that_says_something_else_is_refuted(honest: dict[str, bytes], pack: Pack, name: str) -> None:
     member, old, new = TEXTS[name]
@@ -246,6 +247,7 @@ def test_a_text_that_says_something_else_is_refuted(honest: dict[str, bytes], pa
     ]
 
 
+@pytest.mark.hostile("a bundle's zip and members")
 @pytest.mark.parametrize("name", BUNDLES)
 def test_a_forged_bundle_is_refuted(honest: dict[str, bytes], pack: Pack, name: str) -> None:
     forge, words = BUNDLES[name]

@@ -222,6 +222,7 @@ LOGS = {
 }
 
 
+@pytest.mark.hostile("receipts")
 @pytest.mark.parametrize("name", RECEIPTS)
 def test_a_forged_receipt_is_refuted(folder: Path, name: str) -> None:
     lie, words = RECEIPTS[name]
@@ -229,6 +230,7 @@ def test_a_forged_receipt_is_refuted(folder: Path, name: str) -> None:
     assert any(words in error for error in found), found
 
 
+@pytest.mark.hostile("logs")
 @pytest.mark.parametrize("name", LOGS)
 def test_a_forged_log_is_refuted(folder: Path, name: str) -> None:
     old, new, words = LOGS[name]
@@ -236,6 +238,7 @@ def test_a_forged_log_is_refuted(folder: Path, name: str) -> None:
     assert any(words in error for error in found), found
 
 
+@pytest.mark.hostile("text that comes to life")
 def test_what_a_receipt_says_comes_to_life_in_no_text(folder: Path) -> None:
     def lie(document: Document) -> None:
         document["host"].update(dict.fromkeys(("python", "torch", "triton", "system"), MARKUP))

@@ -61,6 +61,7 @@ def test_a_head_that_no_mirror_has_is_unavailable_and_any_other_commit_an_error(
     workbench.gives(status, verdict, "--upstream", origin, "--mirrors", str(workbench.folder / "mirrors"))
 
 
+@pytest.mark.hostile("archives, indexes and repositories")
 def test_a_name_that_lies_gives_no_other_commit(workbench: Workbench, source: Path) -> None:
     workbench.lay("01_confirmed")
     wrong, right = _commits(source)
@@ -79,6 +80,7 @@ def test_a_mirror_that_cannot_be_read_is_refused(workbench: Workbench, source: P
     workbench.gives(1, "ERROR", *arguments, reason="the mirror toykernel.git is refused")
 
 
+@pytest.mark.hostile("archives, indexes and repositories")
 @pytest.mark.parametrize(
     "url",
     [

@@ -26,6 +26,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.hostile("scripts and contracts")
 @pytest.mark.parametrize(("behaviour", "reason"), BROKEN.items())
 def test_a_broken_script_or_contract_is_an_error_and_never_the_bug(
     workbench: Workbench, behaviour: str, reason: str
