@@ -6,6 +6,7 @@ The record lies beside the receipt of its target, which another command makes at
 wrong fixes speaks of the checks of its day, and is never stale. A later set replaces it.
 """
 
+import datetime as dt
 import functools
 import re
 from collections.abc import Iterable, Sequence
@@ -98,6 +99,11 @@ class Fate(StrEnum):
     KILLED = "killed"
 
 
+def _has_begun(day: str) -> bool:
+    """Whether this ISO date has begun somewhere on Earth."""
+    return dt.date.fromisoformat(day) <= dt.datetime.now(dt.UTC).date() + dt.timedelta(days=1)
+
+
 #: The fates of wrong fixes that no check refused.
 OPEN = frozenset({Fate.SURVIVED, Fate.UNJUDGED})
 #: The fates of wrong fixes that this target cannot judge.
@@ -151,7 +157,7 @@ class Strength:
     pack: str
     target: str
     evidence: Evidence
-    date: str
+    date: Annotated[str, Form("a day that has begun", _has_begun)]
     seed: int
     generated: int
     own: Count

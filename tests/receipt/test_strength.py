@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,25 @@ def test_a_record_is_stale_when_what_it_speaks_of_changed(recorded: Workbench) -
     assert "STALE" not in recorded.findings()
     toys.replace(pack / "pack.toml", "generated = 0", "generated = 1")
     assert "STALE: pack.toml states another sample" in recorded.findings()
+
+
+FORGED: dict[str, tuple[dict[str, Any], str]] = {
+    "a year to come": ({"date": "2099-12-31"}, "is not a day that has begun"),
+    "a day that does not exist": ({"date": "2026-99-99"}, "is not a day that has begun"),
+    "more than there are": ({"own": {"killed": 9999, "of": 9999}}, "its numbers are not those of its mutants"),
+    "another pack": ({"pack": "01_confirmed"}, "it speaks of 01_confirmed"),
+}
+
+
+@pytest.mark.hostile("receipts")
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_record_is_refused(recorded: Workbench, name: str) -> None:
+    lie, reason = FORGED[name]
+    path = recorded.packs / REFUSES / "receipts/strength.cpu.traced.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    lie = {key: {**document[key], **value} if isinstance(value, dict) else value for key, value in lie.items()}
+    path.write_text(json.dumps(document | lie), encoding="utf-8")
+    assert reason in recorded.findings()
 
 
 def test_check_refuses_survivors_that_nobody_explains(workbench: Workbench) -> None:
