@@ -172,10 +172,11 @@ def _check_depth(document: object) -> None:
     """Refuse nesting that is too deep; only lists and objects are looked into."""
     level: list[Any] = [document] if type(document) in CONTAINERS else []
     for _ in range(DEEPEST):
-        members = (outer.values() if isinstance(outer, dict) else outer for outer in level)
+        members = (outer.values() if type(outer) is dict else outer for outer in level)
         level = [inner for inners in members for inner in inners if type(inner) in CONTAINERS]
-    if level:
-        raise StrictJsonError(f"more than {DEEPEST} brackets inside each other")
+        if not level:
+            return
+    raise StrictJsonError(f"more than {DEEPEST} brackets inside each other")
 
 
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
