@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -32,6 +31,27 @@ EXPORTS = {
     "pyproject.toml": "uv pip compile --all-extras pyproject.toml -o requirements.txt",
     "*.y*ml": "python -m pip list --format=freeze > requirements.txt, in that environment",
 }
+#: Prints the folders that an interpreter imports from. With -S, nothing of its environment runs: what the module `site`
+#: would add is read from pyvenv.cfg, as `site` reads it, and from the .pth files that name folders.
+SEARCH_PATH = """
+import os, site, sys
+folder = os.path.dirname(sys.executable)
+prefix = next((x for x in (folder, os.path.dirname(folder)) if os.path.isfile(os.path.join(x, "pyvenv.cfg"))), None)
+settings = {"include-system-site-packages": "true"}
+if prefix:
+    with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8", errors="replace") as lines:
+        pairs = [line.partition("=") for line in lines if "=" in line]
+    settings.update((key.strip().lower(), value.strip().lower()) for key, _, value in pairs)
+folders = site.getsitepackages([prefix]) if prefix else []
+if settings["include-system-site-packages"] == "true":
+    folders += [*site.getsitepackages([sys.base_prefix]), site.getusersitepackages()]
+print(*sys.path, *folders, sep="\\n")
+for folder in filter(os.path.isdir, folders):
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".pth"):
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as lines:
+                print(*(os.path.join(folder, line.strip()) for line in lines if line.strip()), sep="\\n")
+"""
 
 
 @dataclass(frozen=True)
@@ -113,20 +133,10 @@ def _inputs(arguments: tuple[str, ...]) -> list[Path]:
 
 
 def _search_path(python: Path) -> list[str]:
-    """Return pip-audit's options for the folders that an interpreter imports from. The interpreter needs no pip.
-
-    Nothing of an environment runs: with -S, Python reads no .pth and no sitecustomize. What the module `site` would add
-    is asked for by prefix, since a virtual environment has its own beside pyvenv.cfg.
-    """
-    settings = python.parents[1] / "pyvenv.cfg"
-    text = settings.read_text(encoding="utf-8").lower() if settings.exists() else ""
-    prefixes = [str(settings.parent)] if text else []
-    asked = f"site.getsitepackages({prefixes})"
-    if not text or re.search(r"(?m)^include-system-site-packages\s*=\s*true", text):
-        asked += ", *site.getsitepackages([sys.base_prefix]), site.getusersitepackages()"
-    command = [str(python), "-I", "-S", "-c", f"import site, sys; print(*sys.path, *{asked}, sep='\\n')"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return [f"--path={folder}" for folder in printed.splitlines() if Path(folder).is_dir()]
+    """Return pip-audit's options for the folders that an interpreter imports from. The interpreter needs no pip."""
+    command = [str(python.absolute()), "-I", "-S", "-c", SEARCH_PATH]
+    printed = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout
+    return [f"--path={folder}" for folder in dict.fromkeys(printed.splitlines()) if Path(folder).is_dir()]
 
 
 def _report(package: str, version: Version, advisories: list[Advisory]) -> State:

@@ -7,8 +7,12 @@ from collections.abc import Callable
 #: Terminal escape sequences, and the control characters that no Markdown renderer shows.
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-#: The start of a mention, a link, an image, a tag, an entity, code or emphasis.
-ACTIVE = re.compile(r"[\[\]<>`@&*~]|://|www\.")
+#: Control characters of Latin-1, and characters without width or with a direction.
+UNSEEN = re.compile("[\x80-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+
+#: The start of a mention, a link, an image, a tag, an entity, code, emphasis, mathematics or an emoji; a commit, which
+#: becomes a link; and what begins a heading, a list or a rule.
+ACTIVE = re.compile(r"[\[\]<>`@&*~$]|://|www\.|__|#\d|:\w+:|\b[0-9a-f]{40}\b|^(?:#|[-+=|]|\d+[.)] )")
 
 
 def plain(text: str) -> str:
@@ -16,9 +20,14 @@ def plain(text: str) -> str:
     return ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
+def _readable(text: str) -> str:
+    """Return plain text without what a page does not show: other control characters, and changes of direction."""
+    return UNSEEN.sub("", plain(text))
+
+
 def fenced(text: str, language: str = "") -> str:
     """Put text into a code fence that no run of backticks inside can close."""
-    content = plain(text).rstrip("\n")
+    content = _readable(text).rstrip("\n")
     longest = max((len(run) for run in re.findall(r"`+", content)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{content}\n{fence}"
@@ -29,14 +38,14 @@ def code(text: str, most: int = 240) -> str:
 
     A text of more than `most` characters is cut and ends in dots.
     """
-    line = " ".join(plain(text).replace("`", "'").split())
+    line = " ".join(_readable(text).replace("`", "'").split())
     line = line if len(line) <= most else f"{line[:most]} ..."
     return f"`{line}`" if line else ""
 
 
 def inert(text: str) -> str:
     """Write text of any origin on one line, as code if Markdown would interpret it."""
-    line = " ".join(plain(text).split())
+    line = " ".join(_readable(text).split())
     return code(text) if ACTIVE.search(line) else line
 
 
@@ -47,7 +56,7 @@ def details(summary: str, body: str) -> str:
 
 def cell(text: str) -> str:
     """Make text fit into one cell of a table."""
-    return html.escape(plain(text), quote=False).replace("|", "\\|").replace("\n", " ").replace("`", "\\`")
+    return html.escape(_readable(text), quote=False).replace("|", "\\|").replace("\n", " ").replace("`", "\\`")
 
 
 def inert_cell(text: str) -> str:

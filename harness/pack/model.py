@@ -89,6 +89,10 @@ class Ask:
     date: dt.date  # of that commit
     checks: forms.Texts  # names or globs of the defect checks that are wrong there and right with the patch
 
+    @property
+    def commit(self) -> str:
+        return self.origin.rpartition("@")[2]
+
 
 @dataclass(frozen=True)
 class Workaround:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.core import Exit, HarnessError, markdown
+from harness.lane import LaneRecord
 from harness.pack.model import Pack
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt, is_receipt, load, load_all, strongest
@@ -97,11 +98,22 @@ def build(pack: Pack, scrubber: Scrubber) -> bytes:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, data in members(pack).items():
             scrubber.require_clean(name, data.decode(errors="replace"))
-            member = zipfile.ZipInfo(f"{pack.name}/{name}", DATE)
-            member.compress_type = zipfile.ZIP_DEFLATED
-            member.external_attr = PLAIN_FILE
-            bundle.writestr(member, data)
+            bundle.writestr(_member(f"{pack.name}/{name}"), data)
     return stream.getvalue()
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, DATE)
+    member.compress_type = zipfile.ZIP_DEFLATED
+    member.external_attr = PLAIN_FILE
+    return member
+
+
+def _is_plain(info: zipfile.ZipInfo) -> bool:
+    """Whether a member's header has what the runner writes, besides its place, its sizes and its checksum."""
+    names = set(zipfile.ZipInfo.__slots__) - {"header_offset", "CRC", "compress_size", "file_size"}
+    public = [name for name in names if not name.startswith("_")]
+    return all(getattr(info, name, None) == getattr(_member(info.filename), name, None) for name in public)
 
 
 def _require_layout(data: bytes, archive: zipfile.ZipFile) -> None:
@@ -144,7 +156,7 @@ def _read_members(data: bytes) -> dict[str, bytes]:
                 raise HarnessError(f"it is no bundle: it has more than {MOST_MEMBERS} members or {MOST_BYTES} bytes")
             _require_layout(data, archive)
             for info in infos:
-                if info.external_attr != PLAIN_FILE or info.compress_type != zipfile.ZIP_DEFLATED:
+                if not _is_plain(info):
                     raise HarnessError(f"member {info.filename[:60]!r}: no plain file as a bundle has it")
                 if info.filename in content:
                     raise HarnessError(f"member {info.filename[:60]!r}: it stands there twice")
@@ -165,19 +177,31 @@ def _receipt_errors(pack: Pack, path: Path) -> list[str]:
 
 
 def _differences(pack: Pack, sent: Receipt, path: Path) -> list[str]:
-    """Say where a receipt that was sent has other trees or checks than this repository's for the same target."""
+    """Say where a receipt that was sent has other facts than this repository's for the same target."""
     name = path.relative_to(next(folder for folder in path.parents if folder.name == "receipts"))
     own = load(pack.receipts / name) if (pack.receipts / name).exists() else None
     if own is None or staleness.reasons(pack, own):
         return []
-    problems = []
-    for lane in sent.lanes.keys() & own.lanes.keys():
-        theirs, ours = sent.lanes[lane], own.lanes[lane]
-        if theirs.tree != ours.tree:
-            problems.append(f"{lane} lane: another tree than this repository's receipt has")
-        checks = {check.name for check in theirs.checks} ^ {check.name for check in ours.checks}
-        problems += [f"{lane} lane: the check {check!r} is in one of the two receipts" for check in sorted(checks)[:1]]
-    return problems
+    lanes = sent.lanes.keys() & own.lanes.keys()
+    facts = {lane: (_facts(sent.lanes[lane]), _facts(own.lanes[lane])) for lane in sorted(lanes)}
+    return [
+        f"{lane} lane: {name}: other than in this repository's receipt"
+        for lane, (theirs, ours) in facts.items()
+        for name in theirs
+        if theirs[name] != ours[name]
+    ]
+
+
+def _facts(lane: LaneRecord) -> dict[str, object]:
+    """Return what two lanes on one tree, target and contract have in common."""
+    return {
+        "tree": lane.tree,
+        "script": lane.script,
+        "upstream": set(lane.upstream),
+        "checks": {(check.name, check.role) for check in lane.checks},
+        "figures": {figure.name for figure in lane.figures},
+        "outputs": {(output.name, output.dtype, output.shape) for output in lane.outputs},
+    }
 
 
 def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:

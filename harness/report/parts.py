@@ -166,11 +166,11 @@ class Parts:
         definition = self.pack.definition
         upstream, head, ask = definition.upstream, definition.head, definition.ask
         dates = {upstream.commit: upstream.date}
-        dates |= {ask.origin.rpartition("@")[2]: ask.date} if ask else {}
+        dates |= {ask.commit: ask.date} if ask else {}
         dates |= {head.commit: head.date} if head else {}
         date = dates.get(version.removeprefix("commit "))
         branch = " (default branch)" if head and head.commit in version else ""
-        return f"{_short_version(version)}{f' of {date}' if date else ''}{branch}"
+        return markdown.inert(f"{_short_version(version)}{f' of {date}' if date else ''}{branch}")
 
     # --- below the line
 

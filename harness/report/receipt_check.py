@@ -6,10 +6,11 @@ This cannot show that a run took place.
 import ast
 import datetime as dt
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.core import HarnessError, files, markdown, terminal
+from harness.core import HarnessError, files, terminal
 from harness.core.words import BITWISE_IDENTICAL, Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import Host, python_tag
 from harness.lane import LaneRecord, process, results, script
@@ -21,10 +22,10 @@ from harness.verdict import lane_verdict, pack_verdict
 
 #: What a log says where some of it is left out.
 LEFT_OUT = " bytes are left out here ...]"
-#: The command of a receipt: words that a shell takes as they are.
-COMMAND = re.compile(r"(?:runner\.py|reproducer-packs) (?:run|sweep)(?: [\w./:=@*$,+-]+)*", re.ASCII)
 #: The option by which a run of another tree than the pinned release names it.
 OTHER_TREE = " --upstream"
+#: What makes a link, a tag, code, a mention or a cell of a name.
+LIVE = re.compile(r"[<>\[\]`@|*]|://")
 #: Verdicts of a receipt without lanes.
 WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
 
@@ -33,7 +34,8 @@ def _lane_errors(lane: LaneRecord) -> Iterator[str]:
     for kind, lines in (("check", lane.checks), ("figure", lane.figures), ("output", lane.outputs)):
         yield from (f"{kind} {name!r} stands there twice" for name in results.duplicates(line.name for line in lines))
     yield from lane_verdict.unexplained_checks(lane.checks)
-    if min(lane.seconds, lane.waited, lane.peak_memory, lane.left_behind) < 0:
+    measured = (lane.seconds, lane.waited, lane.peak_memory, lane.left_behind)
+    if min(*measured, *(check.seconds for check in lane.checks)) < 0:
         yield "a negative time, memory or number of processes"
     if lane.verdict == LaneVerdict.ERROR:
         return
@@ -136,30 +138,51 @@ def _name_errors(host: Host) -> Iterator[str]:
     """Say which names and versions of a host Markdown would interpret: no host has such."""
     texts = vars(host) | {f"gpus.{number}.name": gpu.name for number, gpu in enumerate(host.gpus)}
     for name, text in texts.items():
-        if isinstance(text, str) and markdown.inert(text) != text:
+        if isinstance(text, str) and (not text.isprintable() or LIVE.search(text)):
             yield f"host.{name}: {text[:60]!r} is more than a name on one line"
 
 
 def _pack_errors(receipt: Receipt, pack: Pack, folder: str) -> Iterator[str]:
     upstream, definition = pack.definition.upstream, pack.definition
-    pairs = {"kind": (receipt.kind, definition.kind), "upstream.package": (receipt.upstream.package, upstream.package)}
-    if folder == "receipts":
-        pairs["upstream.version"] = (receipt.upstream.version, upstream.pin)
-        pairs["upstream.origin"] = (receipt.upstream.origin, SourceKind.PINNED)
+    is_pinned = folder == "receipts"
+    commit = {"head": definition.head and definition.head.commit, "ask": definition.ask and definition.ask.commit}
+    expected = commit.get(folder) or (upstream.commit if upstream.is_commit else "")
+    pairs = {
+        "kind": (receipt.kind, definition.kind),
+        "upstream.package": (receipt.upstream.package, upstream.package),
+        "upstream.version": (receipt.upstream.version, upstream.pin if is_pinned else f"commit {expected}"),
+        "upstream.origin": (receipt.upstream.origin, SourceKind.PINNED if is_pinned else SourceKind.GIT),
+        "upstream.commit": (receipt.upstream.commit, expected),
+    }
     yield from (f"{name}: {value}, not {expected}" for name, (value, expected) in pairs.items() if value != expected)
     ask = definition.ask if folder == "ask" else None
     if receipt.about != (ask.checks if ask else ()):
         yield "about: not the checks of pack.toml's [ask]"
     if receipt.fix and receipt.fix.name not in _patch_names(pack, folder):
         yield f"fix: {receipt.fix.name[:40]} is no patch of the pack for that tree"
-    is_of_pinned_release = folder == "receipts"
-    if not COMMAND.fullmatch(receipt.command) or is_of_pinned_release == (OTHER_TREE in receipt.command):
+    if is_pinned and receipt.verdict == Verdict.PATCH_STALE:
+        yield f"verdict: {receipt.verdict} on the release that the patch is made for"
+    command = receipt.command.replace(f"{OTHER_TREE} {upstream.package}=={upstream.version}", "", is_pinned)
+    if not _is_run(command) or is_pinned == (OTHER_TREE in command):
         yield f"command: {receipt.command[:60]!r} does not make this receipt"
     if receipt.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
         yield f"started: {receipt.started} is in the future"
     pristine = receipt.lanes.get(LaneName.PRISTINE)
     if pristine and pristine.tree != receipt.upstream.sha256:
         yield "lanes: the unpatched lane ran on another tree than upstream.sha256"
+
+
+def _is_run(command: str) -> bool:
+    """Whether a command starts the runner, and nothing besides it."""
+    words = shlex.shlex(command, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    try:
+        program, verb, *others = words
+    except ValueError:  # an open quote, or fewer words
+        return False
+    is_one = command.isprintable() and not any(text in command for text in ("`", "$(", "#"))
+    is_one = is_one and not any(set(word) <= set(words.punctuation_chars) for word in others)
+    return is_one and program in {"runner.py", "reproducer-packs"} and verb in {"run", "sweep"}
 
 
 def _patch_names(pack: Pack, folder: str) -> set[str]:
@@ -183,11 +206,12 @@ def _log_errors(receipt: Receipt, log: bytes) -> Iterator[str]:
             remainder = remainder.rpartition(f"\n== {LaneName.PATCHED} lane ==\n")[0] or remainder
         lines = remainder.splitlines()
         sentinel = lane.script or str(lane.verdict)
-        known_lines = {*map(terminal.visible, lines), script.CUT}
-        foreign_lines = [line for line in lane.printed.splitlines() if line.strip() and line not in known_lines]
+        logged = iter([terminal.visible(line) for line in lines])  # lines of standard error stand between the others
+        printed = [line for line in lane.printed.splitlines() if line.strip() and line != script.CUT]
+        foreign_line = next((line for line in printed if line not in logged), None)
         is_cut = LEFT_OUT in remainder and len(remainder.encode()) > process.HEAD
-        if foreign_lines and not is_cut:
-            yield f"{name} lane: printed: its log has no line {foreign_lines[0][:60]!r}"
+        if foreign_line is not None and not is_cut:
+            yield f"{name} lane: printed: its log has no line {foreign_line[:60]!r} there"
         if lane.printed and lane.printed.splitlines()[-1].partition(":")[0] != lane.script.partition(":")[0]:
             yield f"{name} lane: printed: its last line is no {lane.script[:60]}"
         if not mark or not any(line == sentinel or line.startswith(f"{sentinel} {{") for line in lines):

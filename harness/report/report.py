@@ -139,7 +139,7 @@ def _figure_value(receipts: dict[str, Receipt], form: str, argument: str) -> str
         raise MissingError(f"no such figure in the {lane or 'unpatched'} lane")
     unit = f" {figure.unit}" if figure.unit not in ("", "1") and form == "figure" else ""
     text = f"{significant(figure.value)}{unit}"
-    return markdown.code(text) if isinstance(figure.value, str) else text
+    return markdown.inert(text) if isinstance(figure.value, (int, float)) else markdown.code(text)
 
 
 def _data_value(pack: Pack, form: str, argument: str) -> str:

