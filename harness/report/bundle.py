@@ -111,9 +111,9 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 def _is_plain(info: zipfile.ZipInfo) -> bool:
     """Whether a member's header has what the runner writes, besides its place, its sizes and its checksum."""
-    names = set(zipfile.ZipInfo.__slots__) - {"header_offset", "CRC", "compress_size", "file_size"}
-    public = [name for name in names if not name.startswith("_")]
-    return all(getattr(info, name, None) == getattr(_member(info.filename), name, None) for name in public)
+    plain, own = _member(info.filename), {"header_offset", "CRC", "compress_size", "file_size"}
+    names = [name for name in zipfile.ZipInfo.__slots__ if name not in own and not name.startswith("_")]
+    return all(getattr(info, name, None) == getattr(plain, name, None) for name in names)
 
 
 def _require_layout(data: bytes, archive: zipfile.ZipFile) -> None:

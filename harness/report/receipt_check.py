@@ -180,7 +180,7 @@ def _is_run(command: str) -> bool:
         program, verb, *others = words
     except ValueError:  # an open quote, or fewer words
         return False
-    is_one = command.isprintable() and not any(text in command for text in ("`", "$(", "#"))
+    is_one = command.isprintable() and "`" not in command and "$(" not in command
     is_one = is_one and not any(set(word) <= set(words.punctuation_chars) for word in others)
     return is_one and program in {"runner.py", "reproducer-packs"} and verb in {"run", "sweep"}
 

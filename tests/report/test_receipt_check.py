@@ -269,6 +269,7 @@ def test_what_a_receipt_says_comes_to_life_in_no_text(folder: Path) -> None:
         f"--upstream toykernel==1.0 --record {TOY}",
         f"{TOY} --packs 'a folder'/packs --cache $CACHE",
         f"{TOY} --packs j\u00f6rg/o\\'x/t~x%1",
+        f"{TOY} --packs 't#1' --repeat 2",
     ],
 )
 def test_each_way_to_call_the_runner_makes_a_receipt(folder: Path, options: str) -> None:
