@@ -133,7 +133,7 @@ def test_a_header_that_inflates_is_never_held_in_memory(workbench: Workbench, ki
 def test_a_bundle_that_inflates_is_never_held_in_memory(workbench: Workbench) -> None:
     """Its member states 10 bytes."""
     path = workbench.folder / "bundle.zip"
-    info = zipfile.ZipInfo("01_confirmed/x")
+    info = zipfile.ZipInfo("01_confirmed/x", bundle.DATE)
     info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, bundle.PLAIN_FILE
     with zipfile.ZipFile(path, "w") as packed, packed.open(info, "w") as member:
         for _ in range(INFLATED >> 20):
