@@ -137,6 +137,15 @@ def _combined(script_end: Ended, contract_end: Ended) -> Ended:
     )
 
 
+def witness_variables(tree: Path, modules: tuple[str, ...], work: Path) -> dict[str, str]:
+    """Return what tells the witness which modules to note, and that `work` takes its notes."""
+    return {
+        "REPRODUCER_TREE": str(tree),
+        "REPRODUCER_MODULES": ",".join(modules),
+        "REPRODUCER_LOADED": str(work / LOADED),
+    }
+
+
 def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], timeout: float) -> process.Command:
     python = environment.interpreter(lane.cell.environment)
     gate = work / f"gate-{len(list(work.glob('gate-*')))}"  # each supervisor makes its own
@@ -146,9 +155,7 @@ def _command(lane: Lane, work: Path, caches: Path, arguments: tuple[str, ...], t
         arguments=(str(python), *arguments),
         environment={
             **environment.build(os.environ, work, caches, paths, lane.share),
-            "REPRODUCER_TREE": str(lane.tree.folder),
-            "REPRODUCER_MODULES": ",".join(lane.modules),
-            "REPRODUCER_LOADED": str(work / LOADED),
+            **witness_variables(lane.tree.folder, lane.modules, work),
             "REPRODUCER_RESULTS": str(work / RESULTS),
             "REPRODUCER_TARGET": lane.cell.target,
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

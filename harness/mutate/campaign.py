@@ -165,7 +165,8 @@ class Campaign:
                     record = replace(record, reason=f"{record.reason} (run twice, the second time alone)")
                 if end.log is not None:
                     trial.files = (trial.files[0], self.session.folder / end.log.file)
-                trial.record, trial.is_waiting = record, is_inconclusive(end.record)
+                # A check that failed before the error has killed it.
+                trial.record, trial.is_waiting = record, record.fate == Fate.UNJUDGED and is_inconclusive(end.record)
 
     def _result(self, reference: Outcome, trials: list[_Trial]) -> Result:
         cell, host, pack = reference.cell, self.session.host, reference.cell.pack

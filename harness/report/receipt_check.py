@@ -52,12 +52,17 @@ def _lane_errors(lane: LaneRecord) -> Iterator[str]:
         yield "upstream: nothing says what was judged"
 
 
-def _foreign_checks(lane: LaneRecord, pack: Pack) -> Iterator[str]:
-    """Name the checks that are no test function of the contract."""
+def _contract_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
+    """Name the lanes without a script, and the checks that are no test function of the contract."""
+    if not pack.contract.exists():
+        return
     tree = ast.parse(pack.contract.read_bytes())
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    names = (check.name.partition("[")[0].rpartition("::")[2] for check in lane.checks)
-    yield from (f"check {name!r} is none of the contract" for name in dict.fromkeys(names) if name not in functions)
+    for lane_name, lane in receipt.lanes.items():
+        if not lane.script:
+            yield f"{lane_name} lane: it has no script"
+        names = {check.name.partition("[")[0].rpartition("::")[2] for check in lane.checks}
+        yield from (f"{lane_name} lane: check {name!r} is none of the contract" for name in sorted(names - functions))
 
 
 def _verdict_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
@@ -232,7 +237,4 @@ def errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool) -> list[
     problems += [*_verdict_errors(receipt, pack), *_module_errors(receipt, pack), *_host_errors(receipt, pack)]
     problems += _name_errors(receipt.host)
     problems += [f"{name} lane: {error}" for name, lane in receipt.lanes.items() for error in _lane_errors(lane)]
-    if pack.contract.exists():
-        problems += [f"{name} lane: it has no script" for name, lane in receipt.lanes.items() if not lane.script]
-        problems += [f"{name} lane: {x}" for name, lane in receipt.lanes.items() for x in _foreign_checks(lane, pack)]
-    return problems
+    return [*problems, *_contract_errors(receipt, pack)]

@@ -14,7 +14,7 @@ from harness.core.words import TestResult
 from harness.host.eligibility import version_mismatch
 from harness.host.host import Device, cores
 from harness.lane import Cell, environment, process, results
-from harness.lane.lane import LOADED, WITNESS
+from harness.lane.lane import LOADED, WITNESS, witness_variables
 from harness.lane.process import Command
 from harness.pack.model import TESTS, Pack, UpstreamTests
 from harness.receipt import writer
@@ -96,9 +96,7 @@ class Suite:
                 **environment.build(os.environ, work, work / "jit", paths, share),
                 "MASTER_ADDR": "127.0.0.1",  # torch.distributed listens there
                 "MASTER_PORT": str(port),
-                "REPRODUCER_TREE": str(root),
-                "REPRODUCER_MODULES": ",".join(self.cell.pack.definition.upstream.modules),
-                "REPRODUCER_LOADED": str(work / LOADED),
+                **witness_variables(root, self.cell.pack.definition.upstream.modules, work),
                 **self.tests.environment,
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # no plugin that nobody named
             },
