@@ -1,0 +1,64 @@
+"""How the kit's plugin treats garbage: what is imported before the first test is left out of collections."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CONTRACT = """
+import gc
+import weakref
+
+import pytest
+
+pytestmark = pytest.mark.control
+EVIDENCE_WITHOUT_GPU = "traced"
+
+
+class Node:
+    pass
+
+
+def cycle():
+    node = Node()
+    node.itself = node
+    return node
+
+
+WAS_ENABLED = gc.isenabled()
+MADE_BY_THE_MODULE = cycle()
+
+
+@pytest.fixture(scope="module")
+def made_by_a_fixture():
+    return cycle()
+
+
+def test_a_collection_does_not_look_at_what_was_there_before_the_first_test(made_by_a_fixture):
+    looked_at = {id(x) for x in gc.get_objects()}
+    assert {id(MADE_BY_THE_MODULE), id(made_by_a_fixture)}.isdisjoint(looked_at)
+
+
+def test_garbage_is_collected_in_tests_and_not_while_the_contract_is_imported():
+    assert not WAS_ENABLED
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_a_cycle_that_a_test_makes_is_collected(time):
+    reference = weakref.ref(cycle())
+    gc.collect()
+    assert reference() is None
+"""
+
+
+def test_imports_are_exempt_from_collections_and_tests_are_not(tmp_path: Path) -> None:
+    contract = tmp_path / "contract.py"
+    contract.write_text(CONTRACT, encoding="utf-8")
+    options = ("-c", "/dev/null", "-p", "kit.plugin", "-p", "no:cacheprovider", "--import-mode=importlib")
+    command = [sys.executable, "-m", "pytest", *options, str(contract)]
+    variables = os.environ | {"REPRODUCER_TARGET": "cpu"}
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert "4 passed" in ended.stdout, ended.stdout + ended.stderr
