@@ -3,8 +3,9 @@
     with ranks(4, setup) as group:              # setup(rank) runs once on every rank
         results = group.run(measure, case)      # measure(what setup returned, case) runs on every rank
 
-Every rank is a process and has a log. CPU ranks are forked, so they share what this process has imported. GPU ranks are
-spawned and load the contract by its path. A rank that dies, hangs or disagrees is named, with its last lines.
+Every rank is a process and has a log. CPU ranks are forked, so they share what this process has imported. Start them on
+the main thread while no other thread runs: a lock that a thread holds during the fork stays locked in the rank. GPU
+ranks are spawned and load the contract by its path. A rank that dies, hangs or disagrees is named, with its last lines.
 """
 
 from __future__ import annotations

@@ -834,12 +834,21 @@ def answers(request, figure):
     load()  # before ranks are forked
     sites = dict.fromkeys(item.callspec.params["site"] for item in request.session.items)
     # On GPUs, three groups of two ranks at a time, beside those of one rank.
-    pools = [concurrent.futures.ThreadPoolExecutor(n) for n in (3 if TARGET.executed else 1, processes())]
+    pools = [concurrent.futures.ThreadPoolExecutor(n) for n in (3, processes())]
+    answered = {}
+
+    def ask(site):
+        # On the CPU this thread forks the ranks: some that another thread forked beside it hung in a lock of libc.
+        if site not in answered:
+            answered[site] = asked[site].result() if TARGET.executed else in_a_group(site)
+        return answered[site]
+
     with pools[0], pools[1]:
-        asked = {x: pools[TARGET.executed and RANKS[x] == 1].submit(in_a_group, x) for x in sites}
-        yield lambda site: asked[site].result()
-        done = [x for x in asked.values() if not (x.cancel() or x.exception())]  # -x leaves some that wait
-    judged = [x.result() for x in done]
+        asked = {x: pools[RANKS[x] == 1].submit(in_a_group, x) for x in sites if TARGET.executed}
+        yield ask
+        for x in asked.values():
+            x.cancel()  # -x leaves some that wait
+    judged = answered.values()
     stopped = [x for x in judged if any(y["captured"] for y in x)]
     figure("lines_that_stop_a_capture", len({line for x in stopped for y in x for line in y["waits"]}), "lines")
     figure("calls_that_stop_a_capture", len(stopped), "calls")

@@ -6,7 +6,8 @@
 
 No warning says so. A Float8Tensor of Transformer Engine has the dtype that it stands for, and the data_ptr() 0. The
 dispatcher looks at the dtype, and dequantizes. SparseMLA.apply gives the kernel NULL, if the batch is 2 or more and
-lengths are multiples of 256. Since pull request 5049. Without a GPU or TE's extension, mocks stand for the kernels.
+lengths are multiples of 256. Without a GPU or TE's extension, mocks stand for the kernels.
+Since https://github.com/NVIDIA/Megatron-LM/pull/5049.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
