@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.lane.lane import PYTEST
+
 CONTRACT = """
 import gc
 import weakref
@@ -57,8 +59,7 @@ def test_a_cycle_that_a_test_makes_is_collected(time):
 def test_imports_are_exempt_from_collections_and_tests_are_not(tmp_path: Path) -> None:
     contract = tmp_path / "contract.py"
     contract.write_text(CONTRACT, encoding="utf-8")
-    options = ("-c", "/dev/null", "-p", "kit.plugin", "-p", "no:cacheprovider", "--import-mode=importlib")
-    command = [sys.executable, "-m", "pytest", *options, str(contract)]
+    command = [sys.executable, *PYTEST, str(contract)]
     variables = os.environ | {"REPRODUCER_TARGET": "cpu"}
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert "4 passed" in ended.stdout, ended.stdout + ended.stderr
