@@ -4,9 +4,9 @@
 # ///
 """Megatron's fused sparse MLA copies an FP8 query and key to bfloat16, 2 times their bytes, or gets 2 NULL pointers.
 
-No warning says so. A Float8Tensor has the dtype that it stands for, and data_ptr() 0. The dispatcher sees the dtype and
-dequantizes. SparseMLA.apply gives the kernel NULL, for a batch of 2 or more and lengths in multiples of 256. Since
-https://github.com/NVIDIA/Megatron-LM/pull/5049. Without a GPU or TE's extension, mocks stand for the kernels.
+No warning says so. A Float8Tensor of Transformer Engine (TE) has the dtype it stands for, and data_ptr() 0. The
+dispatcher sees the dtype, and dequantizes. SparseMLA.apply gives the kernel NULL if batch >= 2 and 256 divides all
+lengths. Since https://github.com/NVIDIA/Megatron-LM/pull/5049. Mocks stand for kernels without a GPU or TE's extension.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
