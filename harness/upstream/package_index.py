@@ -104,13 +104,17 @@ def endpoints() -> list[str]:
 
 def offers(package: str) -> list[Offer]:
     """List every file of a package; UnavailableError: no index knows the package."""
-    listed: list[Offer] = []
-    for endpoint in endpoints():
-        with _client(endpoint, package) as client:
-            listed += [Offer(endpoint, file) for file in client.get_project_page(package).packages]
+    listed = [offer for endpoint in endpoints() for offer in _page(endpoint, package)]
     if not listed:
         raise UnavailableError(f"{package}: no such package on the package index. Next: check upstream.package")
     return listed
+
+
+@functools.lru_cache(maxsize=8)  # a page is read for the list of files, and at once again for the download of one
+def _page(endpoint: str, package: str) -> list[Offer]:
+    with _client(endpoint, package) as client:
+        return [Offer(endpoint, file) for file in client.get_project_page(package).packages]
+    return []
 
 
 def download(package: str, file: str | None, sha256: str, folder: Path) -> None:
