@@ -46,7 +46,7 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Head:
-    """The verdict on upstream's default branch at a named commit."""
+    """The verdict on upstream's default branch at a named commit; UNSUPPORTED: it has no such code."""
 
     commit: forms.Commit
     date: dt.date

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.core import HarnessError, files, markdown
 from harness.core.files import REPOSITORY
-from harness.core.words import ActionKind, Kind, LaneName
+from harness.core.words import ActionKind, Kind, LaneName, Verdict
 from harness.pack import Pack, load
 from harness.receipt import receipt
 from harness.report import advisories, parts, run_table
@@ -101,7 +101,8 @@ def _default_branch(pack: Pack) -> str:
     if head is None:
         return "not judged"
     statements = [parts.tree_statement(recorded.verdict, kind) for recorded in receipt.load_all(pack.receipts / "head")]
-    statement = next(filter(None, statements), "")
+    expected = parts.NO_CODE if head.verdict == Verdict.UNSUPPORTED else ""
+    statement = next(filter(None, statements), expected)
     return f"{statement}, {head.date}" if statement else "not judged"
 
 

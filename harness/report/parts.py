@@ -25,7 +25,7 @@ MOST_INLINE = 25
 #: The parts without an argument, by the names of their methods.
 WHOLE = ("script", "threads", "environment", "verdicts", "searched")
 HEAD, ASK = "head:", "ask:"
-NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
+NOT_JUDGED, NO_CODE, NOT_YET = "not judged", "has no such code", "(output is not recorded yet)"
 JUDGED = (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED)
 #: Lines of a script's output that a report shows.
 MOST_PRINTED = 30
@@ -47,6 +47,7 @@ HEADINGS = {
     "has the code": "Same code",
     "is right": "Right",
     "": "Judged",
+    NO_CODE: "No such code",
     NOT_JUDGED: "Not judged",
 }
 
@@ -158,7 +159,8 @@ class Parts:
             lists[statements.pop() if len(statements) == 1 else ""].append(tree)
         head = definition.head
         if head is not None and not any(head.commit[:12] in tree for tree in trees):
-            lists[NOT_JUDGED].append(f"default branch at {head.commit[:12]} of {head.date}")
+            statement = NO_CODE if head.verdict == Verdict.UNSUPPORTED else NOT_JUDGED
+            lists[statement].append(f"default branch at {head.commit[:12]} of {head.date}")
         sentences += [f"{HEADINGS[statement]}: {'; '.join(names)}." for statement, names in lists.items()]
         return " ".join(sentences)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.core import HarnessError, git
 from harness.pack import Pack, patch_text
+from harness.report import report
 from harness.upstream import patch
 
 #: Variables that would make git work outside the checkout.
@@ -58,6 +59,11 @@ def make(pack: Pack, folder: Path) -> list[str]:
     fix = pack.ask_patch or pack.patch
     if not pack.definition.has_patch or not fix.exists():
         raise HarnessError(f"{pack.name}: it has no patch. Next: runner.py report {pack.name}")
+    template = pack.report_template
+    if template.exists() and report.QUOTED.search(template.read_text(encoding="utf-8")):
+        raise HarnessError(
+            f"{pack.name}: the text to file has another patch, or none. Next: runner.py report {pack.name}"
+        )
     branch = "fix-" + pack.name.partition("_")[2].replace("_", "-")
     folder, message = folder.resolve(), _commit_message(fix.read_text(encoding="utf-8"))
     _require_clean(folder)

@@ -126,6 +126,15 @@ def test_the_patch_that_upstream_is_asked_to_merge_goes_before_fix_patch(clone: 
     assert clone.git("show", "--no-patch", "--format=%s") == "Ask for less"
 
 
+def test_a_pack_whose_text_is_for_another_place_has_no_commit_to_make(clone: Clone) -> None:
+    question = "## The question to another upstream\n\nTitle: Is this meant?\n\n> Is it?\n"
+    (_pack(clone) / "report.in.md").write_text(f"# A bug\n\nText.\n\n---\n\n{question}")
+    before = clone.state()
+    ended = clone.pr()
+    assert (ended.returncode, clone.state()) == (2, before)
+    assert "01_confirmed: the text to file has another patch, or none. Next: runner.py report" in ended.stderr
+
+
 def _staged(clone: Clone) -> None:
     (clone.folder / "new.py").write_text("new\n")
     clone.git("add", "new.py")

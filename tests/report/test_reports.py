@@ -141,6 +141,9 @@ def test_verdicts_threads_and_search_stand_as_pack_toml_and_receipts_have_them(f
     assert "Searched on 2026-11-21 for:\n\n- “weights”\n- “first weight”\n" in text
     assert re.search(r"toykernel 1\.0 \(no GPU: Python [\d.]+, torch", text)
     assert f"Not judged: default branch at {'2' * 12} of 2026-08-22." in text
+    pack_toml = folder / "pack.toml"
+    pack_toml.write_text(pack_toml.read_text().replace('verdict = "CONFIRMED"', 'verdict = "UNSUPPORTED"'))
+    assert f"No such code: default branch at {'2' * 12} of 2026-08-22." in _rendered(folder, "{{environment}}\n")
     (folder / "ask.patch").write_text((folder / "fix.patch").read_text().replace("value * weight", "weight * value"))
     assert "weight * value" in _rendered(folder, "{{diff}}\n"), (
         "the diff is that of the patch that upstream is asked for"
