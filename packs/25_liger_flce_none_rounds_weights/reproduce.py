@@ -4,8 +4,8 @@
 # ///
 """Liger's fused linear cross entropy with reduction="none" rounds each token's weight to bfloat16 before the product.
 
-The weights come as float32. 1 and 1 + 2^-8 give the same gradient of a bfloat16 input, bit for bit; eager PyTorch tells
-them apart, and a float32 input must. Since 0.8.2, which lets each token have its own weight:
+The weights come as float32. 1 and 1 + 2^-8 give the same gradient of a bfloat16 input, bit for bit. Eager PyTorch
+gives two gradients, and so does Liger for a float32 input. Since 0.8.2, which lets each token have its own weight:
 https://github.com/linkedin/Liger-Kernel/pull/1298
 
     uv run reproduce.py                                # release 0.8.5: BUG_REPRODUCED, exit status 10
