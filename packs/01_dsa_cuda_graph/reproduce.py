@@ -5,9 +5,9 @@
 """Megatron DSA: the backward of the indexer's loss makes 1 copy from the host, not 0, so no CUDA graph captures it.
 
 bwd_fused_indexer_loss_naive makes the number of rows with torch.tensor(float(b * sq), device=...), and a capture
-refuses that: "Cannot copy between CPU and CUDA tensors during CUDA graph capture". The loss per token, a sum over rows,
-needs no such number: it must pass. On a GPU the script captures both. Without one it takes meta tensors through the
-same lines, and counts the calls of torch.tensor(number, device=...).
+refuses that: "Cannot copy between CPU and CUDA tensors during CUDA graph capture". Control: the loss per token, a sum
+over rows, needs no such number. On a GPU the script captures both. Without one it takes meta tensors through the same
+lines, and counts the calls of torch.tensor(number, device=...). It then finds no other copy.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

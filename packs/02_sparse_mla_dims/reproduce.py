@@ -4,8 +4,9 @@
 # ///
 """Megatron's TileLang backend declines absorbed MLA of 64 + 64 (latent + RoPE dimension), and 0 warnings say so.
 
-It accepts DeepSeek V3.2's 512 + 64 alone, which must be right. With other dimensions, attention takes the unfused path,
-which holds [B, H, S, S] scores. Right is an output, or a warning. Without a GPU, PyTorch stands for the forward kernel.
+It accepts DeepSeek V3.2's 512 + 64 alone, the control. With other dimensions, attention takes the unfused path, which
+holds [B, H, S, S] scores. Right is an output, or a warning. Without a GPU, PyTorch replaces the forward kernel, and the
+script tells only whether the call is accepted.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

@@ -4,9 +4,9 @@
 # ///
 """mamba3_siso_bwd_kernel_dqkv computes V @ dO^T three times for each chunk, and once is enough.
 
-It writes the product with its causal decay as dAinv for dADT, dp_t_block for dK and s_block for dQ. Results are right,
-and the compiled kernels of one configuration are equal bit for bit: this is a clean-up. Triton's interpreter counts
-the products, without a GPU. https://github.com/state-spaces/mamba/pull/1025 changes the same backward.
+It writes the product with its causal decay as dAinv for dADT, dp_t_block for dK and s_block for dQ. The results are
+right, and in the configuration that was compiled, Triton merges the products: this is a clean-up. Triton's interpreter
+counts the products, without a GPU. https://github.com/state-spaces/mamba/pull/1025 changes the same backward.
 
     PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # an unpacked sdist: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py                 # with the patch: FIX_VALIDATED, exit status 0

@@ -6,7 +6,8 @@
 
 mamba_mimo_bwd_combined gets dQ and dK of each head from its kernels, and sums them over a group's heads only where
 there is one group. The forward accepts every number that divides the heads. The varlen twin raises, too. The error
-comes after both kernels, so stand-ins for them will do: no GPU is needed. One group must be right.
+comes after both kernels. Stand-ins replace the kernels, so the script judges the sum alone, without a GPU. Control: one
+group.
 https://github.com/state-spaces/mamba/pull/967 has fixed the default branch; no release has it.
 
     PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # an unpacked sdist: BUG_REPRODUCED, exit status 10

@@ -6,7 +6,7 @@
 
 mamba-ssm switches TMA and warp specialisation off in this file, so nobody meets the error today. With both on, the
 copies of Q and K from global memory go into a rank-3 T.view of a shared buffer that has a swizzled layout, and tilelang
-lowers a swizzled copy to TMA for rank 2 only: that must work. This is bwd_fwd; bwd_bwd copies K the same way.
+lowers a swizzled copy to TMA for rank 2 only (the control). The script lowers bwd_fwd; bwd_bwd copies K the same way.
 https://github.com/tile-ai/tilelang/pull/2380 lifts the limit in later releases. No GPU and no nvcc are needed.
 
     PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # an unpacked sdist: BUG_REPRODUCED, exit status 10

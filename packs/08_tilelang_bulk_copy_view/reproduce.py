@@ -5,7 +5,7 @@
 """A tilelang loop of two stages loads every tile to one address if it copies through T.view: tiles are overwritten.
 
 Each stage has its own barriers, so tile i + 1 may land on tile i while the gemm reads it: on an H200 50 of 50 launches
-are wrong, without an error. Without the view, all must be right.
+are wrong, without an error. Control: launches without the view.
 Cause: GetVersionedBuffers (src/cuda/transform/multi_version_buffer_rewriter.cc) counts what the producer writes and the
 consumer reads by BufferNode, and a view is another BufferNode on the same data. Since release 0.1.9:
 https://github.com/tile-ai/tilelang/pull/2002. Launches on a Hopper GPU; elsewhere reads the CUDA source, without nvcc.

@@ -5,7 +5,7 @@
 """A bf16 model's Mamba heads decay at rates exp(A_log) that are off by up to 0.8 %: Float16Module rounds A_log and D.
 
 MambaMixer makes both in fp32 on purpose. Float16Module calls module.bfloat16() or half(), which cast every parameter.
-Linear layers must be cast, as before. Neither a GPU nor mamba_ssm is needed.
+Control: linear layers are cast, as before. Neither a GPU nor mamba_ssm is needed.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
@@ -22,7 +22,7 @@ from megatron.core.transformer.module import Float16Module
 
 mamba_mixer.HAVE_MAMBA_SSM = True  # only the mixer's constructor runs, which calls no kernel
 mamba_mixer.get_cuda_rng_tracker = lambda: SimpleNamespace(fork=contextlib.nullcontext)
-mamba_mixer.build_module = lambda _, inputs, outputs, **__: torch.nn.Linear(inputs, outputs)  # Megatron's parallel ones
+mamba_mixer.build_module = lambda _, inputs, outputs, **__: torch.nn.Linear(inputs, outputs)  # plain layers
 torch.cuda.current_device = lambda: "cpu"  # where the mixer makes its parameters
 one_rank = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
 groups = SimpleNamespace(tp=one_rank, cp=one_rank)
@@ -32,7 +32,7 @@ config = TransformerConfig(num_layers=1, hidden_size=1024, num_attention_heads=8
 torch.manual_seed(0)
 mixer = mamba_mixer.MambaMixer(config, linears, 1024, rmsnorm=False, pg_collection=groups)
 A_log, D = mixer.A_log.detach().clone(), mixer.D.detach().clone()
-Float16Module(config, mixer)
+Float16Module(config, mixer)  # casts the mixer in place
 if {A_log.dtype, D.dtype} != {torch.float32} or mixer.in_proj.weight.dtype != torch.bfloat16:
     print("UNSUPPORTED: the mixer does not make both in fp32, or Float16Module does not cast the linear layers")
     sys.exit(125)

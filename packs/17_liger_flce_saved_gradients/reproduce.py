@@ -28,7 +28,7 @@ reference = torch.nn.functional.cross_entropy(hidden.double() @ head.double().T,
 expected = torch.autograd.grad(reference, head)[0]
 
 loss = LigerFusedLinearCrossEntropyLoss()(head, hidden, labels) * 2
-first = torch.autograd.grad(loss, head, retain_graph=True)[0].clone()  # release 0.8.5 changes it in the next line
+first = torch.autograd.grad(loss, head, retain_graph=True)[0].clone()  # 0.8.5 overwrites this result below
 second = torch.autograd.grad(loss, head)[0]
 
 right = []

@@ -4,9 +4,9 @@
 # ///
 """A graphed callable of Transformer Engine computes with the captured values of a quantized argument.
 
-Captured with 1.0 and called with 3.0, ReLU gives 1.0 where it should give 3.0. No error. Plain tensors must be right.
-graph.py copies an argument only if its data_ptr() differs from that of the graph's tensor. Quantized tensors all have
-0. Without TE's compiled part, IdentityTensor stands for Float8Tensor; without a GPU, a recording for the graph.
+Captured with 1.0 and called with 3.0, ReLU gives 1.0 where it should give 3.0. No error. Control: plain tensors.
+graph.py copies an argument only if its data_ptr() differs from that of the graph's tensor. That of a quantized tensor
+is 0. Without TE's compiled part, IdentityTensor stands for Float8Tensor; without a GPU, a recording for the graph.
 
     uv run reproduce.py                        # release 2.20.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

@@ -4,7 +4,7 @@
 # ///
 """cross_entropy_fusion_impl="linear": a token whose logits are all below about -104 has the loss -inf.
 
-The right loss of 20 equal logits is log(20) = 2.99573 at any level. At level 0 it must be right.
+The right loss of 20 equal logits is log(20) = 2.99573 at any level. Control: level 0. It runs the epilogue alone.
 Cause: forward_dp_epilogue of megatron/core/fusions/linear_cross_entropy/blackwell/triton.py starts its running maximum
 at 0, so exp(logit - maximum) underflows. The fusion is on the branch dev only.
 Related: https://github.com/NVIDIA/Megatron-LM/pull/2256

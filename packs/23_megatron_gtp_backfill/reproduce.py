@@ -4,7 +4,8 @@
 # ///
 """Saving a GTP model is refused if an fp32 parameter comes before in_proj in the bf16 optimizer.
 
-GTP is generalized tensor parallelism. The optimizer saves in_proj's fp32 copy as out_proj.
+GTP is generalized tensor parallelism. The optimizer gives in_proj's fp32 copy the key of out_proj, and the save then
+raises CheckpointingException. The script shows the keys, and saves nothing.
 _backfill_gtp_sharded_param_map counts the float16 parameters alone; the map that it fills counts all. Only on branch
 main. Related: https://github.com/NVIDIA/Megatron-LM/pull/5929
 
