@@ -45,7 +45,7 @@ def command(
 
     --pr DIR makes a branch with one commit: ask.patch or fix.patch, and upstream_test.patch. Author and hooks are your
     own; there is no sign-off, and nothing is pushed. A checkout with changes, or one that the patch does not fit
-    exactly, is left as it was.
+    exactly, is left as it was. A pack whose text to file has another patch, or none, is refused.
     """
     if sum([write, zipped is not None, checkout is not None]) > 1:
         raise click.UsageError("--write, --bundle and --pr each say what is wanted: give one of them")

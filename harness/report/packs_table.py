@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.core import HarnessError, files, markdown
 from harness.core.files import REPOSITORY
-from harness.core.words import ActionKind, Kind, LaneName, Verdict
+from harness.core.words import ActionKind, Kind, LaneName
 from harness.pack import Pack, load
 from harness.receipt import receipt
 from harness.report import advisories, parts, run_table
@@ -99,11 +99,10 @@ def _since(pack: Pack) -> str:
 def _default_branch(pack: Pack) -> str:
     head, kind = pack.definition.head, pack.definition.kind
     if head is None:
-        return "not judged"
+        return parts.NOT_JUDGED
     statements = [parts.tree_statement(recorded.verdict, kind) for recorded in receipt.load_all(pack.receipts / "head")]
-    expected = parts.NO_CODE if head.verdict == Verdict.UNSUPPORTED else ""
-    statement = next(filter(None, statements), expected)
-    return f"{statement}, {head.date}" if statement else "not judged"
+    statement = next(filter(None, statements), parts.unjudged_statement(head))
+    return statement if statement == parts.NOT_JUDGED else f"{statement}, {head.date}"
 
 
 def _strongest_evidence(pack: Pack) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from harness.core import NO_EXPECTATION, Evidence, Kind, LaneName, LaneVerdict, Verdict, markdown
 from harness.lane.results import LaneRecord
-from harness.pack.model import Pack, Thread
+from harness.pack.model import Head, Pack, Thread
 from harness.receipt import staleness, strength
 from harness.receipt.receipt import Receipt
 from harness.suites import receipt as suite_receipt
@@ -55,6 +55,11 @@ HEADINGS = {
 def tree_statement(verdict: Verdict, kind: Kind) -> str:
     """Say what a verdict means for the tree without the patch; empty where it means nothing."""
     return f"has {kind.what}" if verdict in WRONG else "is right" if verdict == Verdict.FIXED_UPSTREAM else ""
+
+
+def unjudged_statement(head: Head) -> str:
+    """Say what pack.toml tells of a default branch that no receipt judges."""
+    return NO_CODE if head.verdict == Verdict.UNSUPPORTED else NOT_JUDGED
 
 
 class MissingError(LookupError):
@@ -159,8 +164,7 @@ class Parts:
             lists[statements.pop() if len(statements) == 1 else ""].append(tree)
         head = definition.head
         if head is not None and not any(head.commit[:12] in tree for tree in trees):
-            statement = NO_CODE if head.verdict == Verdict.UNSUPPORTED else NOT_JUDGED
-            lists[statement].append(f"default branch at {head.commit[:12]} of {head.date}")
+            lists[unjudged_statement(head)].append(f"default branch at {head.commit[:12]} of {head.date}")
         sentences += [f"{HEADINGS[statement]}: {'; '.join(names)}." for statement, names in lists.items()]
         return " ".join(sentences)
 

@@ -4,7 +4,7 @@
 # ///
 """HybridModel with cross_entropy_fusion_impl="linear" raises in its first forward with labels; GPTModel does not.
 
-It is an UnboundLocalError: 'loss'. Control: the loss without the fusion. The script compares means, without a GPU.
+It is an UnboundLocalError: 'loss'. Control: the loss without the fusion. The script compares mean losses on a CPU.
 Cause: HybridModel builds ColumnParallelLinear and gives its logits to compute_language_model_loss, which has no branch
 for "linear". The fusion is on the branch dev only. Related: https://github.com/NVIDIA/Megatron-LM/pull/3226
 

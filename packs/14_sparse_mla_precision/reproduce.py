@@ -5,9 +5,8 @@
 # ///
 """SparseMLA's bf16 dKV has a relative error of 2.3e-3; the exact gradient rounded once to bf16 has one of 1.7e-3.
 
-tilelang_sparse_mla_bwd.py rounds P and dP to bf16 before the products dKV = dP^T Q + P^T dO. The script sets
-the patch's option, which adds the products of what is cut off. PyTorch's flash attention has the same error, so this is
-a matter of precision, and no wrong formula. Needs an NVIDIA GPU.
+tilelang_sparse_mla_bwd.py rounds P and dP to bf16 before the products dKV = dP^T Q + P^T dO. The patch's
+option, set below, adds the products of what is cut off. PyTorch's flash attention has the same error. Needs a GPU.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

@@ -4,9 +4,9 @@
 # ///
 """cross_entropy_fusion_impl="linear": a token whose logits are all below about -104 has the loss -inf.
 
-The right loss of 20 equal logits is log(20) = 2.99573 at any level. Control: level 0. It runs the epilogue alone.
+The right loss of 20 equal logits is log(20) = 2.99573 at any level. Control: level 0.
 Cause: forward_dp_epilogue of megatron/core/fusions/linear_cross_entropy/blackwell/triton.py starts its running maximum
-at 0, so exp(logit - maximum) underflows. The fusion is on the branch dev only.
+at 0, so exp(logit - maximum) underflows. The script runs this epilogue alone. The fusion is on the branch dev only.
 Related: https://github.com/NVIDIA/Megatron-LM/pull/2256
 
     PYTHONPATH=CHECKOUT uv run reproduce.py    # branch dev: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
