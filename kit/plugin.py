@@ -87,7 +87,7 @@ class Recorder:
         self._number = 0
         self._frozen = False  # whether what was imported is exempt from garbage collection
         self._recorded: set[object] = set()  # kinds and names
-        self._figures: list[str] = []
+        self.figures: list[str] = []
         self._name, self._begun = "", 0.0  # of the test that runs
         self._judged: tuple[bool | None, str] = (True, "")
 
@@ -168,44 +168,51 @@ class Recorder:
         self.write("end", status=int(exitstatus))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._figures:
+        if self.figures:
             terminalreporter.section("figures")
-            terminalreporter.write("".join(self._figures))
+            terminalreporter.write("".join(self.figures))
 
-    @pytest.fixture(scope="session")
-    def recorder(self) -> Recorder:
-        """Return what keeps figures, outputs and claims."""
-        return self
 
-    @pytest.fixture(scope="session")
-    def figure(self) -> Callable[..., None]:
-        """Return the function that records a measured value, with its name, unit and spread."""
+RECORDER = pytest.StashKey[Recorder]()
 
-        def record(name: str, value: object, unit: str = "1", spread: object = None) -> None:
-            self.write("figure", name=name, value=value, unit=unit, spread=spread)
-            self._figures.append(f"{name} = {value} {unit}\n")
 
-        return record
+@pytest.fixture(scope="session")
+def recorder(pytestconfig: pytest.Config) -> Recorder:
+    """Return what keeps figures, outputs and claims."""
+    return pytestconfig.stash[RECORDER]
 
-    @pytest.fixture(scope="session")
-    def output(self) -> Callable[..., None]:
-        """Return the function that records a tensor by its name and hash.
 
-        The runner compares the hashes of both lanes; `must_match` says that they have to be the same.
-        """
+@pytest.fixture(scope="session")
+def figure(recorder: Recorder) -> Callable[..., None]:
+    """Return the function that records a measured value, with its name, unit and spread."""
 
-        def record(name: str, tensor: Any, *, must_match: bool = True) -> None:  # noqa: ANN401 - torch is not imported
-            data = tensor.detach().cpu().contiguous()
-            sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
-            fields = {"dtype": str(data.dtype), "shape": [*data.shape], "sha256": sha256}
-            self.write("output", name=name, **fields, must_match=must_match)
+    def record(name: str, value: object, unit: str = "1", spread: object = None) -> None:
+        recorder.write("figure", name=name, value=value, unit=unit, spread=spread)
+        recorder.figures.append(f"{name} = {value} {unit}\n")
 
-        return record
+    return record
 
-    @pytest.fixture(scope="session")
-    def claim(self) -> Callable[[str], None]:
-        """Return the function that records a claim, which is a word that pack.toml lists."""
-        return lambda word: self.write("claim", word=word)
+
+@pytest.fixture(scope="session")
+def output(recorder: Recorder) -> Callable[..., None]:
+    """Return the function that records a tensor by its name and hash.
+
+    The runner compares the hashes of both lanes; `must_match` says that they have to be the same.
+    """
+
+    def record(name: str, tensor: Any, *, must_match: bool = True) -> None:  # noqa: ANN401 - torch is not imported
+        data = tensor.detach().cpu().contiguous()
+        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+        fields = {"dtype": str(data.dtype), "shape": [*data.shape], "sha256": sha256}
+        recorder.write("output", name=name, **fields, must_match=must_match)
+
+    return record
+
+
+@pytest.fixture(scope="session")
+def claim(recorder: Recorder) -> Callable[[str], None]:
+    """Return the function that records a claim, which is a word that pack.toml lists."""
+    return lambda word: recorder.write("claim", word=word)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -213,4 +220,5 @@ def pytest_configure(config: pytest.Config) -> None:
     for role, meaning in ROLES.items():
         config.addinivalue_line("markers", f"{role}: {meaning}")
     file = os.environ.get("REPRODUCER_RESULTS")
-    config.pluginmanager.register(Recorder(Path(file) if file else None))
+    config.stash[RECORDER] = Recorder(Path(file) if file else None)
+    config.pluginmanager.register(config.stash[RECORDER])
