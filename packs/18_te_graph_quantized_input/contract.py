@@ -547,6 +547,7 @@ def test_same_tensors_filled_anew(kind):
         new = wrap(kind if x is not first else "plain", values)
         with torch.no_grad():
             for old, filled in zip(buffers(x), buffers(new), strict=True):
+                assert old.shape == filled.shape, f"the caller's tensor of {[*filled.shape]} has become {[*old.shape]}"
                 old.copy_(filled)
 
     samples, made = (sample("plain", grad=True), sample(kind)), quantizer(kind)

@@ -64,8 +64,8 @@ def without_extension():
 
 try:
     (make, quantizer), quantized = with_extension(), "Float8Tensor"
-except (AssertionError, ImportError, OSError, RuntimeError):
-    (make, quantizer), quantized = without_extension(), "IdentityTensor, the compiled extension is a mock"
+except (AssertionError, ImportError, OSError, RuntimeError) as error:
+    (make, quantizer), quantized = without_extension(), f"IdentityTensor and mocks, after {error!r:.80}"
 result = {}
 for kind, quantize in (("plain tensor", torch.clone), (quantized, quantizer)):
     ones, threes = (quantize(torch.full((32, 32), value, device=DEVICE)) for value in (1.0, 3.0))
