@@ -27,19 +27,21 @@ except ImportError as error:
     print(f"UNSUPPORTED: {error}")
     raise SystemExit(125) from error
 
-# Four tokens with 20 classes in one split. All logits of a token are equal to its level.
+# Four tokens with 20 classes in two splits. All logits of a token are equal to its level.
 levels = torch.tensor([0.0, -50.0, -95.0, -150.0], device=device)
-sums = torch.full((4, 1), 20.0, device=device)  # of exp(logit - maximum)
+maxima = levels[:, None].repeat(1, 2)  # of each split
+sums = torch.full((4, 2), 10.0, device=device)  # of exp(logit - maximum) over the 10 classes of a split
 loss = levels.clone()  # the label's logit, which the kernel replaces by the loss
 labels, valid_tokens = torch.zeros(4, dtype=torch.int64, device=device), torch.tensor([4], device=device)
-maximum, total, reduced = torch.empty(3, 4, device=device)  # outputs
+maximum, total, reduced = torch.empty(3, 4, device=device)  # outputs; backward reads maximum and total
 forward_dp_epilogue[(1,)](
-    4, 1, -100, labels, 1, valid_tokens, levels, 1, 1, sums, 1, 1, maximum, 1, total, 1, loss, 1, reduced, REDUCTION=0
+    4, 2, -100, labels, 1, valid_tokens, maxima, 2, 1, sums, 2, 1, maximum, 1, total, 1, loss, 1, reduced, REDUCTION=0
 )  # fmt: skip
-expected = sums[:, 0].log()
-right = (loss - expected).abs() < 1e-4
-for numbers in zip(levels, loss, expected, strict=True):
-    print("20 logits of {:6}: loss {:8.5f}, expected {:.5f}".format(*numbers))
+expected = sums.sum(1).log()
+logsumexp = maximum + total.log()
+right = ((loss - expected).abs() < 1e-4) & ((logsumexp - levels - expected).abs() < 1e-4)
+for numbers in zip(levels, loss, expected, logsumexp, levels + expected, strict=True):
+    print("20 logits of {:6}: loss {:.5f}, expected {:.5f}; logsumexp {:.4f}, expected {:.4f}".format(*numbers))
 if not right[0]:
     print("UNSUPPORTED: the loss is wrong for logits of 0, too")
     raise SystemExit(125)
