@@ -13,6 +13,7 @@ main. Related: https://github.com/NVIDIA/Megatron-LM/pull/5929
 """
 
 import sys
+from unittest import mock
 
 import torch
 from megatron.core import parallel_state
@@ -20,10 +21,14 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, OptimizerConfig
 
 NAMES, BF16 = ["in_proj", "out_proj"], torch.bfloat16
-torch.tensor = lambda *_, **__: None  # the optimizer wants a GPU: it makes two numbers there, and asks for types
-torch.Tensor.type = lambda x: "torch.cuda.BFloat16Tensor" if x.dtype == BF16 else "torch.cuda.FloatTensor"
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
+
+
+def type_on_a_gpu(tensor):
+    """Answer as a tensor on a GPU would."""
+    return "torch.cuda.BFloat16Tensor" if tensor.dtype == BF16 else "torch.cuda.FloatTensor"
+
 
 right = {}
 for dtype in (BF16, torch.float32):
@@ -34,7 +39,8 @@ for dtype in (BF16, torch.float32):
     entries = zip(("first", *NAMES), (first, gathered, out_proj), strict=True)
     model = {name: ShardedTensor.from_rank_offsets(name, x) for name, x in entries}
     adam = torch.optim.Adam([first, in_proj, out_proj])
-    optimizer = Float16OptimizerWithFloat16Params(adam, OptimizerConfig(lr=0.1, bf16=True), None, None)
+    with mock.patch("torch.tensor"), mock.patch("torch.Tensor.type", type_on_a_gpu):  # it makes two numbers on a GPU
+        optimizer = Float16OptimizerWithFloat16Params(adam, OptimizerConfig(lr=0.1, bf16=True), None, None)
     [copies] = optimizer.sharded_state_dict(model)["fp32_from_fp16_params"]
     names = [copy.key.rpartition(".")[2] for copy in copies[-2:]]
     print(f"after a parameter in {dtype}, two weights are saved as {', '.join(names)}; right: {', '.join(NAMES)}")
