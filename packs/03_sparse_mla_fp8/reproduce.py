@@ -6,7 +6,7 @@
 
 No warning says so. A Float8Tensor of Transformer Engine (TE) has the dtype it stands for, and data_ptr() 0. The
 dispatcher sees the dtype, and dequantizes. SparseMLA.apply gives the kernel NULL if batch >= 2 and 256 divides all
-lengths. Since https://github.com/NVIDIA/Megatron-LM/pull/5049. Mocks replace kernels without a GPU or TE extension.
+lengths. Since https://github.com/NVIDIA/Megatron-LM/pull/5049. Without a GPU or TE's extension, kernels are mocks.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

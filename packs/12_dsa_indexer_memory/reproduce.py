@@ -4,9 +4,9 @@
 # ///
 """DSA without fused kernels makes tensors of 4 GiB where 0.25 GiB would do, for 8192 tokens and 16 indexer heads.
 
-The top-k, the indexer loss and its backward hold the scores of all heads, [queries, batch, heads, keys] in fp32, and
-use only their sum over heads. Met in https://github.com/modelscope/mcore-bridge/issues/36. It runs without a GPU, too.
-The script judges the largest tensor, and neither the values nor the peak of memory.
+The top-k, the indexer loss and its backward hold the scores of all heads, [queries, batch, heads, keys] in fp32. The
+forward uses only their sum over heads, and the backward can compute them again. It runs without a GPU, too.
+The largest tensor is judged, not values or peak memory. See https://github.com/modelscope/mcore-bridge/issues/36
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

@@ -4,9 +4,10 @@
 # ///
 """A second backward through Liger's fused linear cross entropy scales its gradients twice.
 
-Go backward twice through loss * 2 (retain_graph=True): the second gradient is 2 times too large, without an error.
+Go backward twice through loss * 2 (retain_graph=True): the second gradient is twice the right one, without an error.
 Cause: backward scales the saved gradients in place, in a Triton kernel whose writes autograd cannot see.
-Only with reduction="none" are both right: https://github.com/linkedin/Liger-Kernel/pull/1298
+reduction="sum" has the bug, too. Since https://github.com/linkedin/Liger-Kernel/pull/1298, "none" is right.
+The script runs "mean" alone.
 
     uv run reproduce.py                                # release 0.8.5: BUG_REPRODUCED, exit status 10
     PYTHONPATH=Liger-Kernel/src uv run reproduce.py    # patched checkout: FIX_VALIDATED, exit status 0

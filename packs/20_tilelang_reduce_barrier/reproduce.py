@@ -5,10 +5,10 @@
 """tilelang >= 0.1.10: T.reduce_sum over several warps gives wrong sums, as the next store may overwrite its workspace.
 
 No barrier stands between the reduction and the store to p, though the workspace (float32) and p (float16) begin at the
-same byte. On an H200 about four blocks of ten are wrong. Control: with both of float16 there is a barrier.
+same byte. On an H200 about four blocks of ten are wrong. Control: if both are float16, there is a barrier.
 Cause: PointerAccessIsDisjoint (src/transform/thread_storage_sync.cc) compares ranges in elements of each side's type,
 not in bytes: float32 [2560, 2688) and float16 [5120, 6144) are taken for disjoint, and both begin at byte 10240.
-Near: https://github.com/tile-ai/tilelang/pull/2293. Launches from Hopper on; elsewhere reads the CUDA, without nvcc.
+Related: https://github.com/tile-ai/tilelang/pull/2293. Launches on Hopper or newer; elsewhere reads the CUDA source.
 
     uv run reproduce.py                        # release 0.1.15: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a built checkout with a fix (there is no patch here): exit status 0

@@ -6,8 +6,8 @@
 
 The right loss of 20 equal logits is log(20) = 2.99573 at any level. Control: level 0.
 Cause: forward_dp_epilogue of megatron/core/fusions/linear_cross_entropy/blackwell/triton.py starts its running maximum
-at 0, so exp(logit - maximum) underflows. The script runs this epilogue alone. The fusion is on the branch dev only.
-Related: https://github.com/NVIDIA/Megatron-LM/pull/2256
+at 0, and loads 0 for absent splits, so exp(logit - maximum) underflows. The script runs this epilogue alone.
+The fusion is on the branch dev only. Related: https://github.com/NVIDIA/Megatron-LM/pull/2256
 
     PYTHONPATH=CHECKOUT uv run reproduce.py    # branch dev: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """

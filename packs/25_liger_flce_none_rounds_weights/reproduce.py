@@ -4,8 +4,8 @@
 # ///
 """Liger's fused linear cross entropy with reduction="none" rounds each token's weight to bfloat16 before the product.
 
-The weights come as float32. 1 and 1 + 2^-8 give the same gradient of a bfloat16 input, bit for bit. Eager PyTorch
-gives two gradients, and so does Liger for a float32 input. Since 0.8.2, which lets each token have its own weight:
+The weights come as float32. A weight of 1 + 2^-8 acts as 1 on the gradient of a bfloat16 input. In eager PyTorch it
+acts as itself, and so it does in Liger for a float32 input. Since 0.8.2, which lets each token have its own weight:
 https://github.com/linkedin/Liger-Kernel/pull/1298
 
     uv run reproduce.py                                # release 0.8.5: BUG_REPRODUCED, exit status 10
@@ -44,7 +44,7 @@ right = {}
 for dtype in (torch.float32, torch.bfloat16):
     weight, reference = applied_weight(liger, dtype), applied_weight(eager, dtype)
     print(f"{dtype}: the weight {WEIGHT:.5f} acts as {weight:.5f}; in eager PyTorch as {reference:.5f}")
-    right[dtype] = abs(weight - WEIGHT) < 2**-9  # half of what 1 + 2^-8 loses; roundings to nearest average out
+    right[dtype] = abs(weight - WEIGHT) < 2**-9  # half of the 2^-8 that is lost; other roundings nearly cancel
 if not right[torch.float32]:
     print("UNSUPPORTED: float32 weights are wrong, too")
     sys.exit(125)
