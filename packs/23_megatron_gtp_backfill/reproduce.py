@@ -39,11 +39,11 @@ for dtype in (BF16, torch.float32):
     entries = zip(("first", *NAMES), (first, gathered, out_proj), strict=True)
     model = {name: ShardedTensor.from_rank_offsets(name, x) for name, x in entries}
     adam = torch.optim.Adam([first, in_proj, out_proj])
-    with mock.patch("torch.tensor"), mock.patch("torch.Tensor.type", type_on_a_gpu):  # it makes two numbers on a GPU
+    with mock.patch("torch.tensor"), mock.patch("torch.Tensor.type", type_on_a_gpu):  # it makes two CUDA scalars
         optimizer = Float16OptimizerWithFloat16Params(adam, OptimizerConfig(lr=0.1, bf16=True), None, None)
     [copies] = optimizer.sharded_state_dict(model)["fp32_from_fp16_params"]
     names = [copy.key.rpartition(".")[2] for copy in copies[-2:]]
-    print(f"after a parameter in {dtype}, two weights are saved as {', '.join(names)}; right: {', '.join(NAMES)}")
+    print(f"after a parameter in {dtype}, the keys of two weights are {', '.join(names)}; right: {', '.join(NAMES)}")
     right[dtype] = names == NAMES
 
 if not right[BF16]:
