@@ -281,8 +281,9 @@ def run_dispatcher(up, case, inputs):
         out = enter(up, case, *pair, indices)
     wanted = [x for x in pair if x.requires_grad]
     found = [x for _ in range(2) for x in differentiate(out, wanted, d_out)]
-    # What backward needs passes through the hooks.
-    assert sum(kept) >= query.numel() + key.numel(), f"{sum(kept)} elements are saved as autograd saves them"
+    # Query and key pass through the hooks, with 16 heads or more. The output does not: backward computes it again.
+    whole = query.numel() * max(1, 16 / query.shape[-2]) + key.numel()
+    assert query.numel() + key.numel() <= sum(kept) <= whole, f"{sum(kept)} elements are saved as autograd saves them"
     return [out.detach(), *found]
 
 
@@ -395,9 +396,6 @@ def test_hook_before_the_separate_ones_is_no_warning(up, caplog, backend):
     declining = {} if backend == "lacks_it" else {name: lambda **_: None}
     with mock.patch.dict(vars(up.hook), declining):
         assert warned(caplog, name, 2, **inputs) == ([None, None], [], 0)
-
-
-# How it is called
 
 
 @each(SHAPES)
