@@ -1,4 +1,4 @@
-"""How the kit's plugin treats garbage: what is imported before the first test is left out of collections."""
+"""The kit's plugin: imports are left out of garbage collections, and fixtures use nothing that pytest deprecates."""
 
 from __future__ import annotations
 
@@ -56,10 +56,36 @@ def test_a_cycle_that_a_test_makes_is_collected(time):
 """
 
 
-def test_imports_are_exempt_from_collections_and_tests_are_not(tmp_path: Path) -> None:
-    contract = tmp_path / "contract.py"
-    contract.write_text(CONTRACT, encoding="utf-8")
-    command = [sys.executable, *PYTEST, str(contract)]
+FIXTURES = """
+import pytest
+import torch
+
+EVIDENCE_WITHOUT_GPU = "traced"
+
+
+@pytest.mark.control
+def test_each_fixture(figure, output, claim, recorder):
+    figure("one", 1)
+    output("zeros", torch.zeros(2))
+    claim("WORD")
+    assert recorder.figures == ["one = 1 1\\n"]
+"""
+
+
+def run(contract: Path, text: str, *options: str) -> str:
+    """Run a contract without the runner; return what pytest printed."""
+    contract.write_text(text, encoding="utf-8")
+    command = [sys.executable, *PYTEST, *options, str(contract)]
     variables = os.environ | {"REPRODUCER_TARGET": "cpu"}
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    assert "4 passed" in ended.stdout, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def test_imports_are_exempt_from_collections_and_tests_are_not(tmp_path: Path) -> None:
+    printed = run(tmp_path / "contract.py", CONTRACT)
+    assert "4 passed" in printed, printed
+
+
+def test_fixtures_use_nothing_that_pytest_deprecates(tmp_path: Path) -> None:
+    printed = run(tmp_path / "contract.py", FIXTURES, "-W", "error::pytest.PytestDeprecationWarning")
+    assert "1 passed" in printed, printed
