@@ -21,14 +21,9 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, OptimizerConfig
 
 NAMES, BF16 = ["in_proj", "out_proj"], torch.bfloat16
+TYPES = {BF16: "torch.cuda.BFloat16Tensor", torch.float32: "torch.cuda.FloatTensor"}  # as on a GPU
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
-
-
-def type_on_a_gpu(tensor):
-    """Answer as a tensor on a GPU would."""
-    return "torch.cuda.BFloat16Tensor" if tensor.dtype == BF16 else "torch.cuda.FloatTensor"
-
 
 right = {}
 for dtype in (BF16, torch.float32):
@@ -39,7 +34,7 @@ for dtype in (BF16, torch.float32):
     entries = zip(("first", *NAMES), (first, gathered, out_proj), strict=True)
     model = {name: ShardedTensor.from_rank_offsets(name, x) for name, x in entries}
     adam = torch.optim.Adam([first, in_proj, out_proj])
-    with mock.patch("torch.tensor"), mock.patch("torch.Tensor.type", type_on_a_gpu):  # it makes two CUDA scalars
+    with mock.patch("torch.tensor"), mock.patch("torch.Tensor.type", lambda x: TYPES[x.dtype]):  # makes CUDA scalars
         optimizer = Float16OptimizerWithFloat16Params(adam, OptimizerConfig(lr=0.1, bf16=True), None, None)
     [copies] = optimizer.sharded_state_dict(model)["fp32_from_fp16_params"]
     names = [copy.key.rpartition(".")[2] for copy in copies[-2:]]
