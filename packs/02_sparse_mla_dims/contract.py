@@ -351,7 +351,7 @@ def test_two_layers_in_one_graph_keep_their_dimensions(up):
             assert_close([out.detach(), *found], [exact, *gradients], case.kernel[0])
 
 
-# What a user is told
+# What a user is told, and how the hook is called
 
 
 def warned(caplog, hook, calls, *args, **kwargs):

@@ -534,7 +534,7 @@ def test_dispatcher_declines_before_it_touches_or_says_anything(lab, kind, dtype
     assert not told
 
 
-# What backward finds
+# What backward finds, what is kept, and what is let go
 
 
 @pytest.mark.parametrize("operand", [0, 1], ids=["query", "key"])

@@ -34,7 +34,8 @@ for dtype in (BF16, torch.float32):
     entries = zip(("first", *NAMES), (first, gathered, out_proj), strict=True)
     model = {name: ShardedTensor.from_rank_offsets(name, x) for name, x in entries}
     adam = torch.optim.Adam([first, in_proj, out_proj])
-    with mock.patch("torch.tensor"), mock.patch("torch.Tensor.type", lambda x: TYPES[x.dtype]):  # makes CUDA scalars
+    # The constructor makes two CUDA scalars, and takes parameters of CUDA types alone.
+    with mock.patch("torch.tensor"), mock.patch("torch.Tensor.type", lambda x: TYPES[x.dtype]):
         optimizer = Float16OptimizerWithFloat16Params(adam, OptimizerConfig(lr=0.1, bf16=True), None, None)
     [copies] = optimizer.sharded_state_dict(model)["fp32_from_fp16_params"]
     names = [copy.key.rpartition(".")[2] for copy in copies[-2:]]

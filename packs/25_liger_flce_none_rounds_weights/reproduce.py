@@ -5,7 +5,7 @@
 """Liger's fused linear cross entropy with reduction="none" rounds each token's weight to bfloat16 before the product.
 
 The weights come as float32. A weight of 1 + 2^-8 acts as 1 on the gradient of a bfloat16 input. In eager PyTorch it
-acts as itself, and so it does in Liger for a float32 input. Since 0.8.2, which lets each token have its own weight:
+acts as itself but for rounding; in Liger it does for a float32 input. Since 0.8.2, when each token got its own weight:
 https://github.com/linkedin/Liger-Kernel/pull/1298
 
     uv run reproduce.py                                # release 0.8.5: BUG_REPRODUCED, exit status 10
