@@ -4,9 +4,8 @@
 # ///
 """DSA without fused kernels makes tensors of 4 GiB where 0.25 GiB would do, for 8192 tokens and 16 indexer heads.
 
-The top-k, the indexer loss and its backward hold the scores of all heads, [queries, batch, heads, keys] in fp32. The
-forward uses only their sum over heads, and the backward can compute them again. It runs without a GPU, too.
-The largest tensor is judged, not values or peak memory. See https://github.com/modelscope/mcore-bridge/issues/36
+The scores of all heads, [queries, batch, heads, keys] in fp32, are held at once. Forward uses only their sum over
+heads; backward can compute them again. The largest tensor is judged: https://github.com/modelscope/mcore-bridge/issues/36
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

@@ -4,10 +4,8 @@
 # ///
 """cross_entropy_fusion_impl="linear": a token whose logits are all below about -104 has the loss -inf.
 
-The right loss of 20 equal logits is log(20) = 2.99573 at any level. Control: level 0.
-Cause: forward_dp_epilogue of megatron/core/fusions/linear_cross_entropy/blackwell/triton.py starts its running maximum
-at 0, and loads 0 for absent splits, so exp(logit - maximum) underflows. The script runs this epilogue alone.
-The fusion is on the branch dev only. Related: https://github.com/NVIDIA/Megatron-LM/pull/2256
+Control: logits of 0. Cause: forward_dp_epilogue, which runs alone here, starts its running maximum at 0, and loads 0
+for absent splits, so exp(logit - maximum) underflows. Only on branch dev: https://github.com/NVIDIA/Megatron-LM/pull/2256
 
     PYTHONPATH=CHECKOUT uv run reproduce.py    # branch dev: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """
@@ -26,9 +24,7 @@ try:
 except ImportError as error:
     print(f"UNSUPPORTED: {error}")
     raise SystemExit(125) from error
-
-# Four tokens with 20 classes in two splits. All logits of a token are equal to its level.
-levels = torch.tensor([0.0, -50.0, -95.0, -150.0], device=device)
+levels = torch.tensor([0.0, -50.0, -95.0, -150.0], device=device)  # four tokens of 20 equal logits, in two splits
 maxima = levels[:, None].repeat(1, 2)  # of each split
 sums = torch.full((4, 2), 10.0, device=device)  # of exp(logit - maximum) over the 10 classes of a split
 loss = levels.clone()  # the label's logit, which the kernel replaces by the loss

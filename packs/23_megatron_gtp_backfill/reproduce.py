@@ -4,10 +4,8 @@
 # ///
 """Saving a GTP model is refused if an fp32 parameter comes before in_proj in the bf16 optimizer.
 
-GTP is generalized tensor parallelism. The optimizer gives in_proj's fp32 copy the key of out_proj, and the save then
-raises CheckpointingException. The script shows the keys, and saves nothing.
-_backfill_gtp_sharded_param_map counts the float16 parameters alone; the map that it fills counts all. Only on branch
-main. Related: https://github.com/NVIDIA/Megatron-LM/pull/5929
+GTP: generalized tensor parallelism. in_proj's fp32 copy gets the key of out_proj: _backfill_gtp_sharded_param_map
+counts float16 parameters alone. Nothing is saved here. Only on main: https://github.com/NVIDIA/Megatron-LM/pull/5929
 
     PYTHONPATH=CHECKOUT uv run reproduce.py    # branch main: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """
@@ -24,7 +22,6 @@ NAMES, BF16 = ["in_proj", "out_proj"], torch.bfloat16
 TYPES = {BF16: "torch.cuda.BFloat16Tensor", torch.float32: "torch.cuda.FloatTensor"}  # as on a GPU
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
-
 right = {}
 for dtype in (BF16, torch.float32):
     first, in_proj, out_proj = (torch.nn.Parameter(torch.ones(8, 8, dtype=x)) for x in (dtype, BF16, BF16))
@@ -41,7 +38,6 @@ for dtype in (BF16, torch.float32):
     names = [copy.key.rpartition(".")[2] for copy in copies[-2:]]
     print(f"after a parameter in {dtype}, the keys of two weights are {', '.join(names)}; right: {', '.join(NAMES)}")
     right[dtype] = names == NAMES
-
 if not right[BF16]:
     print("UNSUPPORTED: the names are wrong without an fp32 parameter, too")
     sys.exit(125)
