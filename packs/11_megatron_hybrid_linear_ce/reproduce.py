@@ -4,7 +4,7 @@
 # ///
 """HybridModel with cross_entropy_fusion_impl="linear" raises in its first forward with labels; GPTModel does not.
 
-It is an UnboundLocalError: 'loss'. Control: the loss without the fusion. The script compares mean losses on a CPU.
+It is an UnboundLocalError: 'loss'. Control: the losses without the fusion. Everything runs on a CPU.
 Cause: HybridModel builds ColumnParallelLinear and gives its logits to compute_language_model_loss, which has no branch
 for "linear". The fusion is on the branch dev only. Related: https://github.com/NVIDIA/Megatron-LM/pull/3226
 
@@ -12,6 +12,7 @@ for "linear". The fusion is on the branch dev only. Related: https://github.com/
 """
 
 import sys
+from unittest import mock
 
 import torch
 from megatron.core import parallel_state
@@ -34,8 +35,7 @@ def cross_entropy(hidden, weight, labels, **_):
     return torch.nn.functional.cross_entropy((hidden @ weight.t()).flatten(0, 1), labels.flatten(), reduction="none")
 
 
-linear_cross_entropy.linear_cross_entropy = cross_entropy
-
+fused = linear_cross_entropy.linear_cross_entropy = mock.Mock(wraps=cross_entropy)
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
 local = get_gpt_layer_local_submodules()
@@ -43,34 +43,34 @@ layer = TransformerLayerSubmodules(pre_mlp_layernorm=local.pre_mlp_layernorm, ml
 stack = HybridStackSubmodules(mlp_layer=ModuleSpec(module=MLPLayer, submodules=layer))
 spec = ModuleSpec(module=HybridStack, params={"post_layer_norm": False}, submodules=stack)
 tokens = torch.randint(24, (2, 7), generator=torch.Generator().manual_seed(0))  # batch, sequence
+SIZES = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "use_cpu_initialization": True}
 
 
 def forward(fusion, labels):
     """Build the same small model each time; return the losses, or the logits where there are no labels."""
     torch.manual_seed(0)
-    options = {"cross_entropy_loss_fusion": fusion, "cross_entropy_fusion_impl": "linear"}
-    config = TransformerConfig(
-        num_layers=1, hidden_size=16, num_attention_heads=2, use_cpu_initialization=True, **options
-    )
+    config = TransformerConfig(**SIZES, cross_entropy_loss_fusion=fusion, cross_entropy_fusion_impl="linear")
     model = HybridModel(config, spec, vocab_size=24, max_sequence_length=7, hybrid_layer_pattern="-").eval()
     return model(tokens, torch.arange(7).expand(2, 7), None, labels=labels).detach()
 
 
-logits = forward(fusion=False, labels=None)  # [batch, sequence, vocabulary]
-expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), tokens.flatten())
-unfused = forward(fusion=False, labels=tokens).mean()
-print(f"loss without the fusion {unfused:.5f}, expected {expected:.5f}")
-if abs(unfused - expected) > 1e-5:
-    print("UNSUPPORTED: the loss without the fusion is wrong, too")
-    sys.exit(125)
+def is_right(fusion, calls):
+    """Compare the loss of each token with that of its logits, and count the calls of the fused kernel."""
+    losses = forward(fusion, tokens)
+    error = (losses - expected).abs().max().item()
+    print(f"fusion={fusion}: largest error of a loss {error:.0e}; fused calls: {fused.call_count}, expected {calls}")
+    return error < 1e-5 and fused.call_count == calls
 
+
+logits = forward(fusion=False, labels=None).double()  # [batch, sequence, vocabulary]
+expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
+if not is_right(fusion=False, calls=0):
+    print("UNSUPPORTED: the losses without the fusion are wrong, too")
+    sys.exit(125)
 try:
-    loss = forward(fusion=True, labels=tokens).mean()
+    right = is_right(fusion=True, calls=1)
 except UnboundLocalError as error:
-    print(f"with the fusion it raised {error!r}")
-    print("BUG_REPRODUCED")
-    sys.exit(10)
-print(f"loss with the fusion {loss:.5f}, expected {expected:.5f}")
-right = abs(loss - expected) < 1e-5
+    print(f"fusion=True: it raised {error!r}")
+    right = False
 print("FIX_VALIDATED" if right else "BUG_REPRODUCED")
 sys.exit(0 if right else 10)
