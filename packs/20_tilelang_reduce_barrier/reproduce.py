@@ -4,11 +4,10 @@
 # ///
 """tilelang >= 0.1.10: T.reduce_sum over several warps gives wrong sums, as the next store may overwrite its workspace.
 
-No barrier stands between the reduction and the store to p, though the workspace (float32) and p (float16) begin at the
-same byte. On an H200 about four blocks of ten are wrong. Control: if both are float16, there is a barrier.
-Cause: PointerAccessIsDisjoint (src/transform/thread_storage_sync.cc) compares ranges in elements of each side's type,
-not in bytes: float32 [2560, 2688) and float16 [5120, 6144) are taken for disjoint, and both begin at byte 10240.
-Related: https://github.com/tile-ai/tilelang/pull/2293. Launches on Hopper or newer; elsewhere reads the CUDA source.
+On an H200 about four blocks of ten are wrong: no barrier stands before the store to p (float16), though p and the
+workspace (float32) begin at the same byte. Control: both are float16. Cause: PointerAccessIsDisjoint (in
+src/transform/thread_storage_sync.cc) compares ranges in elements of two sizes, not in bytes. Launches on Hopper or
+newer; elsewhere reads the CUDA source. Related: https://github.com/tile-ai/tilelang/pull/2293
 
     uv run reproduce.py                        # release 0.1.15: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a built checkout with a fix (there is no patch here): exit status 0
@@ -65,7 +64,8 @@ def lowers_wrong(dtype):
     with tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}, host="c") as target:
         lowered = tilelang.lower(kernel(dtype), target, enable_host_codegen=False, enable_device_compile=False)
     byte = dict(re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", lowered.kernel_source))
-    barrier = "__syncthreads" in "".join(re.findall(r"(?s)\*\)workspace\)(.*?)\*\)p\)", lowered.kernel_source)[:1])
+    between = re.search(r"(?s)\*\)workspace\)(.*?)\*\)p\)", lowered.kernel_source)
+    barrier = bool(between) and "__syncthreads" in between[1]
     print(f"scores of {dtype}, p of float16: first bytes are {byte}; barrier between: {barrier} (right: True)")
     return byte.get("workspace") == byte.get("p") and not barrier
 
