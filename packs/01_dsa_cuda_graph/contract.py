@@ -6,9 +6,10 @@ reference in float64 or integers. No call and no replay may write into its input
 is due. What needs no GPU is right for tensors on the host.
 
 A function is not judged where the tree lacks it, or where it needs more GPUs than there are. DSA takes no cumulative
-lengths that decrease. Stand-ins: the formula of cuDNN's backward, which gives nan for a row without keys, and a linear
-layer of torch for Transformer Engine's. The reference of DSAttention is DSAttention on one rank and one sequence. On
-the CPU, tensors say that they are on a GPU (kit.pretended_gpu), and ranks use gloo. On GPUs, graphs and NCCL are real.
+lengths that decrease, but for zeros after the last. Stand-ins: the formula of cuDNN's backward, which gives nan for a
+row without keys, and a linear layer of torch for Transformer Engine's. The reference of DSAttention is DSAttention on
+one rank and one sequence. On the CPU, tensors say that they are on a GPU (kit.pretended_gpu), and ranks use gloo. On
+GPUs, graphs and NCCL are real.
 
 Tolerances, relative, in the norm. float32: 1e-5, for sums of at most 64 terms in another order (64 * 2**-24) and for a
 softmax. bfloat16: 3 * 2**-8, three roundings. Integers are equal.
@@ -175,8 +176,9 @@ def packed_positions(up):
         # A graph's shape cannot depend on the lengths: there the rows of a batch of empty sequences are padding.
         both = lists + [empty] * padded
         yield on_lengths(case, sized, both, [positions(x, *case.cp, count) for x in both], replayed=int(padded))
-        unsized, rows = functools.partial(call, output_size=None), [positions(x, *case.cp) for x in lists]
-        yield on_lengths(case, unsized, lists, rows, captures=False)
+        ended = lists + [[*lists[0], 0]] * (size > 1)  # with several ranks, a buffer may have zeros after the sequences
+        unsized, rows = functools.partial(call, output_size=None), [positions(x, *case.cp) for x in ended]
+        yield on_lengths(case, unsized, ended, rows, captures=False)
         if size > 1:
             yield on_lengths(case, functools.partial(call, output_size=0), [lists[0], empty], [[], []])
         if padded:
@@ -633,9 +635,6 @@ REFUSED = {
     "rope": refused_rows,
     "two_ranks-equal_lengths": refused_lengths,
 }
-
-
-# How a site is called
 
 
 @contextlib.contextmanager
