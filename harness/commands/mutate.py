@@ -14,6 +14,7 @@ from harness.commands.options import Shared
 from harness.core import Exit, HarnessError, files, terminal
 from harness.core.cache import Cache, mark_used
 from harness.host.host import Host
+from harness.lane import Cell
 from harness.mutate import campaign, handwritten, output
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.mutate.handwritten import KEPT, REBASED
@@ -21,7 +22,7 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, writer
 from harness.receipt.strength import Fate
 from harness.schedule.selection import Request, cells_of, copied_inputs
-from harness.schedule.session import Journal
+from harness.schedule.session import Journal, Session
 from harness.upstream import tree
 from harness.upstream.source import parse_source
 
@@ -53,7 +54,7 @@ def command(
 
     Each stands in the place of fix.patch once. Those in mutants/ are the pack's own: a small diff on top of fix.patch,
     or in mutants/whole/ a whole patch. Others are made of fix.patch: a part of it left out, or one operator changed in
-    what it adds or touches. The fix itself is judged first. What was interrupted goes on with the same command.
+    what it adds or touches. The fix itself is judged first. What was interrupted goes on with the same options.
 
     \b
     KILLED        a check failed; the lane ends there
@@ -80,34 +81,40 @@ def command(
     _refuse(order, is_rebase=is_rebase, is_recorded=record, is_json=as_json)
     if is_rebase:
         return _rebased(packs, shared.cache(functools.partial(terminal.echo, err=True)))
-    with running.session(shared, has_folder=False) as base:
-        cache, host = base.cache, base.host
-        key = (shared.packs.resolve(), target, *(pack.name for pack in packs), order)
-        with (
-            copied_inputs(cache, packs) as copies,
-            _open_folder(cache, files.key_of(*key)) as folder,
-            Journal(folder / "journal.jsonl") as journal,
-        ):
-            cells = cells_of(copies, target, Request(timeout=shared.timeout), host, cache)
-            if record and unseen:
-                campaign.refuse_second_sight(cells)
-            if journal.ends:
-                base.progress.tell(f"going on: {len(journal.ends)} lanes ended before")
-            session = replace(base, folder=folder, journal=journal, keep_raw=True)
-            results = Campaign(session, folder / "patches", order).run(cells)
-            if not _is_waiting(results):
-                (folder / "journal.jsonl").replace(folder / "settled.jsonl")  # the same command begins anew
-    terminal.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
-    if matrix and not as_json:
-        terminal.echo(output.matrix(results), nl=False)
-    if record:
-        _record(results, cache, host)
+    results: list[Result] = []
+    with running.session(shared, has_folder=False) as base, copied_inputs(base.cache, packs) as copies:
+        cells = cells_of(copies, target, Request(timeout=shared.timeout), base.host, base.cache)
+        campaign.refuse_unreadable(copies)
+        if record and unseen:
+            campaign.refuse_second_sight(cells)
+        for pack in copies:  # one after the other, so that each is recorded once it is judged
+            key = files.key_of(shared.packs.resolve(), target, pack.name, order)
+            judged = _judge(base, key, [cell for cell in cells if cell.pack is pack], order)
+            if not as_json:
+                terminal.echo(output.as_text(judged) + (output.matrix(judged) if matrix else ""), nl=False)
+            if record:
+                _record(judged, base.cache, base.host)
+            results += judged
+    if as_json:
+        terminal.echo(output.as_json(results), nl=False)
     return _status(results)
+
+
+def _judge(base: Session, key: str, cells: list[Cell], order: Order) -> list[Result]:
+    """Judge the mutants of one pack, or go on where the same pack was interrupted."""
+    with _open_folder(base.cache, key) as folder, Journal(folder / "journal.jsonl") as journal:
+        if journal.ends:
+            base.progress.tell(f"going on: {len(journal.ends)} lanes ended before")
+        session = replace(base, folder=folder, journal=journal, keep_raw=True)
+        results = Campaign(session, folder / "patches", order).run(cells)
+        if not _is_waiting(results):
+            (folder / "journal.jsonl").replace(folder / "settled.jsonl")  # the same command begins anew
+    return results
 
 
 @contextmanager
 def _open_folder(cache: Cache, key: str) -> Iterator[Path]:
-    """Yield the folder of a command in the cache, locked; its journal, logs and patches outlast a killed command.
+    """Yield the folder of a pack's mutants in the cache, locked; journal, logs and patches outlast a killed command.
 
     Its journal may be old: lanes of other checks, patches or toolchains have other keys.
     """

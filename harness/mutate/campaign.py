@@ -89,8 +89,6 @@ class Campaign:
 
     def run(self, cells: list[Cell]) -> list[Result]:
         """Judge the mutants of cells. KeyboardInterrupt: the user interrupted."""
-        for pack in {cell.pack.name: cell.pack for cell in cells}.values():
-            handwritten.exemptions(pack)  # raises its errors before a lane runs
         results = {cell.name: Result(cell, None, reason) for cell in cells if (reason := _unmeasured(cell))}
         references = self._lanes([cell for cell in cells if cell.name not in results])
         results |= {name: _refused(reference) for name, reference in references.items()}
@@ -252,6 +250,12 @@ def _unmeasured(cell: Cell) -> str:
     if not cell.pack.definition.has_patch:
         return f"pack.toml expects {Verdict.REPRODUCED}: no fix of it is right, so that none is wrong"
     return ""
+
+
+def refuse_unreadable(packs: Iterable[Pack]) -> None:
+    """Raise HarnessError for a mutants/equivalent.toml that cannot be read, before a lane runs."""
+    for pack in packs:
+        handwritten.exemptions(pack)
 
 
 def refuse_second_sight(cells: Iterable[Cell]) -> None:

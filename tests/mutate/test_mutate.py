@@ -222,6 +222,23 @@ def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -
 
 
 @pytest.mark.slow
+def test_each_pack_is_recorded_once_it_is_judged(workbench: Workbench) -> None:
+    first = workbench.lay("42_refuses_wrong_fixes", "01_first")
+    second = workbench.lay("40_runs_for_a_while", "02_second")
+    (second / "seconds").write_text("1", encoding="utf-8")
+    command = workbench.command("mutate", "--target", "cpu", "--jobs", "2", "--record")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        until(lambda: sum(sweeps.starts(second).values()) > 3, 60)
+        running.send_signal(signal.SIGKILL)
+    until(lambda: not sweeps.living(workbench.packs))
+    assert (first / "receipts/strength.cpu.traced.json").exists()
+    assert not (second / "receipts/strength.cpu.traced.json").exists()
+    ended = workbench.run("mutate", "2", "--target", "cpu", "--jobs", "2", "--record")
+    assert "going on: " in ended.stderr, "whichever packs were named beside it"
+    assert (second / "receipts/strength.cpu.traced.json").exists()
+
+
+@pytest.mark.slow
 def test_a_script_that_is_edited_meanwhile_is_another_days(workbench: Workbench) -> None:
     pack = workbench.lay("40_runs_for_a_while")
     (pack / "seconds").write_text("0.4", encoding="utf-8")
