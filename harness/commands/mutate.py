@@ -14,7 +14,6 @@ from harness.commands.options import Shared
 from harness.core import Exit, HarnessError, files, terminal
 from harness.core.cache import Cache, mark_used
 from harness.host.host import Host
-from harness.lane import Cell
 from harness.mutate import campaign, handwritten, output
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.mutate.handwritten import KEPT, REBASED
@@ -54,7 +53,7 @@ def command(
 
     Each stands in the place of fix.patch once. Those in mutants/ are the pack's own: a small diff on top of fix.patch,
     or in mutants/whole/ a whole patch. Others are made of fix.patch: a part of it left out, or one operator changed in
-    what it adds or touches. The fix itself is judged first. What was interrupted goes on with the same options.
+    what it adds or touches. The fix itself is judged first. What was interrupted goes on with the same command.
 
     \b
     KILLED        a check failed; the lane ends there
@@ -87,29 +86,41 @@ def command(
         campaign.refuse_unreadable(copies)
         if record and unseen:
             campaign.refuse_second_sight(cells)
-        for pack in copies:  # one after the other, so that each is recorded once it is judged
-            key = files.key_of(shared.packs.resolve(), target, pack.name, order)
-            judged = _judge(base, key, [cell for cell in cells if cell.pack is pack], order)
-            if not as_json:
-                terminal.echo(output.as_text(judged) + (output.matrix(judged) if matrix else ""), nl=False)
-            if record:
-                _record(judged, base.cache, base.host)
-            results += judged
+        keys = {pack.name: files.key_of(shared.packs.resolve(), target, pack.name, order) for pack in copies}
+        with _sessions(base, keys) as sessions:
+            for name, session in sessions.items():  # in turn, so that each pack is recorded once it is judged
+                own_cells = [cell for cell in cells if cell.pack.name == name]
+                judged = Campaign(session, session.folder / "patches", order).run(own_cells)
+                if not as_json:
+                    terminal.echo(output.as_text(judged) + (output.matrix(judged) if matrix else ""), nl=False)
+                if record:
+                    _record(judged, base.cache, base.host)
+                results += judged
+            _settle(sessions, results)
     if as_json:
         terminal.echo(output.as_json(results), nl=False)
     return _status(results)
 
 
-def _judge(base: Session, key: str, cells: list[Cell], order: Order) -> list[Result]:
-    """Judge the mutants of one pack, or go on where the same pack was interrupted."""
-    with _open_folder(base.cache, key) as folder, Journal(folder / "journal.jsonl") as journal:
-        if journal.ends:
-            base.progress.tell(f"going on: {len(journal.ends)} lanes ended before")
-        session = replace(base, folder=folder, journal=journal, keep_raw=True)
-        results = Campaign(session, folder / "patches", order).run(cells)
-        if not _is_waiting(results):
-            (folder / "journal.jsonl").replace(folder / "settled.jsonl")  # the same command begins anew
-    return results
+@contextmanager
+def _sessions(base: Session, keys: dict[str, str]) -> Iterator[dict[str, Session]]:
+    """Yield a session for each pack, with a folder and a journal of its own, all locked before a lane runs."""
+    with ExitStack() as stack:
+        sessions: dict[str, Session] = {}
+        for name, key in keys.items():
+            folder = stack.enter_context(_open_folder(base.cache, key))
+            journal = stack.enter_context(Journal(folder / "journal.jsonl"))
+            if journal.ends:
+                base.progress.tell(f"{name}: going on: {len(journal.ends)} lanes ended before")
+            sessions[name] = replace(base, folder=folder, journal=journal, keep_raw=True)
+        yield sessions
+
+
+def _settle(sessions: dict[str, Session], results: list[Result]) -> None:
+    """Put the journals away once all packs are judged, so that the same command begins anew."""
+    for name, session in sessions.items():
+        if not _is_waiting([result for result in results if result.cell.pack.name == name]):
+            (session.folder / "journal.jsonl").replace(session.folder / "settled.jsonl")
 
 
 @contextmanager

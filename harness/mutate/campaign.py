@@ -273,5 +273,5 @@ def refuse_second_sight(cells: Iterable[Cell]) -> None:
             places |= {name: f"recorded on {recorded.date}" for _, name in pairs}
         if places:
             listing = ", ".join(f"{name} ({place})" for name, place in places.items())
-            step = "Next: --unseen without --record, or a set of others"
+            step = "Next: --unseen without --record, a set of others, or the packs that are left"
             raise HarnessError(f"--record: {pack.name}/{folder}: the pack was shown {listing}. {step}")

@@ -223,19 +223,34 @@ def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -
 
 @pytest.mark.slow
 def test_each_pack_is_recorded_once_it_is_judged(workbench: Workbench) -> None:
-    first = workbench.lay("42_refuses_wrong_fixes", "01_first")
-    second = workbench.lay("40_runs_for_a_while", "02_second")
+    first, second = (workbench.lay("40_runs_for_a_while", name) for name in ("01_first", "02_second"))
     (second / "seconds").write_text("1", encoding="utf-8")
-    command = workbench.command("mutate", "--target", "cpu", "--jobs", "2", "--record")
+    command = workbench.command("mutate", "--target", "cpu", "--jobs", "2", "--record", "--json")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         until(lambda: sum(sweeps.starts(second).values()) > 3, 60)
         running.send_signal(signal.SIGKILL)
     until(lambda: not sweeps.living(workbench.packs))
+    before = sum(sweeps.starts(first).values())
     assert (first / "receipts/strength.cpu.traced.json").exists()
     assert not (second / "receipts/strength.cpu.traced.json").exists()
-    ended = workbench.run("mutate", "2", "--target", "cpu", "--jobs", "2", "--record")
-    assert "going on: " in ended.stderr, "whichever packs were named beside it"
+    alone = workbench.run("mutate", "2", "--target", "cpu", "--jobs", "2")
+    assert "02_second: going on: " in alone.stderr, "whichever packs are named beside it"
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert [result["pack"] for result in json.loads(ended.stdout)["results"]] == ["01_first", "02_second"]
+    assert sum(sweeps.starts(first).values()) == before, "the same command judges no pack twice"
     assert (second / "receipts/strength.cpu.traced.json").exists()
+
+
+def test_a_pack_that_another_runner_judges_is_refused_before_a_lane(workbench: Workbench) -> None:
+    first, second = (workbench.lay("40_runs_for_a_while", name) for name in ("01_first", "02_second"))
+    (second / "seconds").write_text("2", encoding="utf-8")
+    with subprocess.Popen(workbench.command("mutate", "2", "--target", "cpu"), stdout=-3, stderr=-3) as running:
+        until(lambda: sweeps.starts(second))
+        ended = workbench.run("mutate", "--target", "cpu")
+        running.kill()
+    assert ended.returncode == 2
+    assert "the same mutants are being judged by another runner" in ended.stderr
+    assert not sweeps.starts(first)
 
 
 @pytest.mark.slow
