@@ -6,10 +6,10 @@ reference in float64 or integers. No call and no replay may write into its input
 is due. What needs no GPU is right for tensors on the host.
 
 A function is not judged where the tree lacks it, or where it needs more GPUs than there are. DSA takes no cumulative
-lengths that decrease, but for zeros after the last. Stand-ins: the formula of cuDNN's backward, which gives nan for a
-row without keys, and a linear layer of torch for Transformer Engine's. The reference of DSAttention is DSAttention on
-one rank and one sequence. On the CPU, tensors say that they are on a GPU (kit.pretended_gpu), and ranks use gloo. On
-GPUs, graphs and NCCL are real.
+lengths that decrease, but for zeros after the last sequence, where there are several ranks. Stand-ins: the formula of
+cuDNN's backward, which gives nan for a row without keys, and a linear layer of torch for Transformer Engine's. The
+reference of DSAttention is DSAttention on one rank and one sequence. On the CPU, tensors say that they are on a GPU
+(kit.pretended_gpu), and ranks use gloo. On GPUs, graphs and NCCL are real.
 
 Tolerances, relative, in the norm. float32: 1e-5, for sums of at most 64 terms in another order (64 * 2**-24) and for a
 softmax. bfloat16: 3 * 2**-8, three roundings. Integers are equal.

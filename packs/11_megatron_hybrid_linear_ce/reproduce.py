@@ -4,9 +4,9 @@
 # ///
 """HybridModel with cross_entropy_fusion_impl="linear" raises in its first forward with labels; GPTModel does not.
 
-It is an UnboundLocalError: 'loss'. Control: the losses without the fusion. Everything runs on a CPU.
-Cause: HybridModel builds ColumnParallelLinear and gives its logits to compute_language_model_loss, which has no branch
-for "linear". The fusion is on the branch dev only. Related: https://github.com/NVIDIA/Megatron-LM/pull/3226
+It raises UnboundLocalError. Right: the loss of each token, by one call of the fused kernel (a stand-in here, on a CPU).
+Control: no fusion. Cause: HybridModel builds ColumnParallelLinear and gives its logits to compute_language_model_loss,
+which has no branch for "linear". Only on dev. GPTModel is right since https://github.com/NVIDIA/Megatron-LM/pull/3226
 
     PYTHONPATH=CHECKOUT uv run reproduce.py    # branch dev: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """

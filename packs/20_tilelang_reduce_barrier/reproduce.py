@@ -7,7 +7,7 @@
 On an H200 about four blocks of ten are wrong: no barrier stands before the store to p (float16), though p and the
 workspace (float32) begin at the same byte. Control: both are float16. Cause: PointerAccessIsDisjoint (in
 src/transform/thread_storage_sync.cc) compares ranges in elements of two sizes, not in bytes. Launches on Hopper or
-newer; elsewhere reads the CUDA source. Related: https://github.com/tile-ai/tilelang/pull/2293
+newer; elsewhere reads the CUDA source. For equal indices it was fixed in https://github.com/tile-ai/tilelang/pull/2293
 
     uv run reproduce.py                        # release 0.1.15: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a built checkout with a fix (there is no patch here): exit status 0

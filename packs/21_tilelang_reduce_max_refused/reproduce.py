@@ -5,7 +5,7 @@
 """tilelang 0.1.13 to 0.1.15 refuse T.reduce_max of a [16, 128] T.gemm result with 256 threads; 0.1.12 lowers it.
 
 Control: a [16, 64] result. Cause: the check of https://github.com/tile-ai/tilelang/pull/2424 asks Z3 to prove two
-indices equal. They are equal for every value, but Z3 reaches its step limit. The kernel is lowered, and not run.
+indices equal. They are equal for every value, but Z3 reaches its step limit. Nothing is launched, so no GPU is needed.
 
     uv run reproduce.py                        # release 0.1.15: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a built checkout with a fix (there is no patch here): exit status 0

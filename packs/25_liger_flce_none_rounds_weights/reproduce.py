@@ -2,9 +2,9 @@
 # requires-python = ">=3.10,<3.13"
 # dependencies = ["liger-kernel==0.8.5", "numpy==2.3.5", "packaging==26.3", "torch==2.11.0", "triton==3.6.0"]
 # ///
-"""Liger's fused linear cross entropy with reduction="none" rounds each token's weight to bfloat16 before the product.
+"""Liger's fused linear cross entropy with reduction="none" rounds the weight of each token's loss to bfloat16.
 
-A weight of 1 + 2^-8 acts as 1. Control: a float32 input. Since https://github.com/linkedin/Liger-Kernel/pull/1298.
+A weight of 1 + 2^-8 acts as 1 on a bfloat16 input's gradient. Since https://github.com/linkedin/Liger-Kernel/pull/1298
 
     uv run reproduce.py                                # release 0.8.5: BUG_REPRODUCED, exit status 10
     PYTHONPATH=Liger-Kernel/src uv run reproduce.py    # patched checkout: FIX_VALIDATED, exit status 0
@@ -31,7 +31,7 @@ def factor(dtype, *, fused):
         eager = torch.nn.functional.cross_entropy((hidden @ head.T).float(), labels, reduction="none")
         losses = LigerFusedLinearCrossEntropyLoss(reduction="none")(head, hidden, labels) if fused else eager
         gradients.append(torch.autograd.grad((losses * weight).sum(), hidden)[0].double())
-    return ((gradients[0] * gradients[1]).sum() / gradients[0].square().sum()).item()  # of the projection
+    return ((gradients[0] * gradients[1]).sum() / gradients[0].square().sum()).item()  # by projection on the first
 
 
 for dtype in (torch.float32, torch.bfloat16):
