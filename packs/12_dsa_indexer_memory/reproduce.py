@@ -4,8 +4,8 @@
 # ///
 """DSA without fused kernels makes tensors of 4 GiB where 0.25 GiB would do, for 8192 tokens and 16 indexer heads.
 
-All heads' scores, [queries, batch, heads, keys] in fp32, are held at once. Forward uses only their sum over heads, and
-backward can compute them again. Values and peak memory are not judged. A user's case: https://github.com/modelscope/mcore-bridge/issues/36
+The fp32 scores of all heads are held at once, though forward uses only their sum and backward can compute them again.
+Values and peak memory are not judged. A user's case: https://github.com/modelscope/mcore-bridge/issues/36
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

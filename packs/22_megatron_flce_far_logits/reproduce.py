@@ -4,8 +4,8 @@
 # ///
 """cross_entropy_fusion_impl="linear": a token whose logits are all below about -104 has the loss -inf.
 
-Control: logits of 0. Cause: forward_dp_epilogue, which runs alone here, starts its running maximum at 0, and loads 0
-for absent splits, so exp(logit - maximum) underflows. Only on dev, since https://github.com/NVIDIA/Megatron-LM/pull/2256
+Control: logits of 0. Cause: forward_dp_epilogue, which runs alone here, starts its running maximum at 0 and loads 0 for
+absent splits, so exp(logit - maximum) underflows. Only on dev, since https://github.com/NVIDIA/Megatron-LM/pull/2256
 
     PYTHONPATH=CHECKOUT uv run reproduce.py    # branch dev: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """

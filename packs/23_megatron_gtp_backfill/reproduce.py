@@ -5,7 +5,7 @@
 """Saving a GTP model is refused if an fp32 parameter comes before in_proj in the bf16 optimizer.
 
 GTP: generalized tensor parallelism. in_proj's fp32 copy gets the key of out_proj: _backfill_gtp_sharded_param_map
-counts float16 parameters alone, the map that it fills all. No save here. Only on main, since https://github.com/NVIDIA/Megatron-LM/pull/5929
+counts float16 parameters, its map all. Nothing is saved here. Since https://github.com/NVIDIA/Megatron-LM/pull/5929
 
     PYTHONPATH=CHECKOUT uv run reproduce.py    # branch main: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """
