@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -109,6 +110,20 @@ class Workbench:
             timeout=120,
             check=False,
         )
+
+    def run_on_terminal(self, *arguments: str, **environment: str) -> bytes:
+        """Run the runner to its end on a terminal, and return what the terminal was sent."""
+        ours, theirs = pty.openpty()
+        variables = os.environ | self.variables | environment | {"TERM": "xterm"}
+        with subprocess.Popen(self.command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=variables):
+            os.close(theirs)
+            sent = b""
+            try:
+                while piece := os.read(ours, 1 << 16):
+                    sent += piece
+            except OSError:  # the terminal's other end is closed
+                os.close(ours)
+        return sent
 
     @property
     def receipts(self) -> Path:

@@ -91,14 +91,12 @@ def command(
             for name, session in sessions.items():  # in turn, so that each pack is recorded once it is judged
                 own_cells = [cell for cell in cells if cell.pack.name == name]
                 judged = Campaign(session, session.folder / "patches", order).run(own_cells)
-                if not as_json:
-                    terminal.echo(output.as_text(judged) + (output.matrix(judged) if matrix else ""), nl=False)
                 if record:
                     _record(judged, base.cache, base.host)
                 results += judged
             _settle(sessions, results)
-    if as_json:
-        terminal.echo(output.as_json(results), nl=False)
+    text = output.as_text(results) + (output.matrix(results) if matrix else "")
+    terminal.echo(output.as_json(results) if as_json else text, nl=False)
     return _status(results)
 
 

@@ -48,13 +48,16 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
         raise HarnessError(f"{nameless}: pack.toml has no [upstream_tests]. Next: see CONTRIBUTING.md")
     options.print_errors(errors)
     supervisor.adopt_orphans()
-    verdicts = set()
+    judged: list[tuple[SuiteVerdict, str]] = []
     with running.session(shared) as session:
         environment.store_bytecode(session.progress.tell)
         for pack, tests in suites:
             asked = replace(tests, gpu=gpu or tests.gpu, timeout_s=shared.timeout or tests.timeout_s)
-            verdicts.add(_judge(pack, asked, session, record=record))
-    if verdicts:
+            judged.append(_judge(pack, asked, session, record=record))
+    verdicts = {verdict for verdict, _ in judged}
+    for _, text in judged:
+        terminal.echo(text)
+    if judged:
         terminal.echo(f"logs: {session.folder}", err=True)
     if errors:
         return Exit.WRONG_CALL
@@ -63,23 +66,20 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     return Exit.AS_EXPECTED if verdicts <= {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.DEVIATES
 
 
-def _judge(pack: Pack, tests: UpstreamTests, session: Session, *, record: bool) -> SuiteVerdict:
-    """Run the suite of one pack, and print what it showed; a suite that was not judged has no receipt."""
+def _judge(pack: Pack, tests: UpstreamTests, session: Session, *, record: bool) -> tuple[SuiteVerdict, str]:
+    """Run the suite of one pack; return its verdict and what it showed. A suite that was not judged has no receipt."""
     name = f"{pack.name} with {pack.suite_patch.name}"
     try:
         receipt = suite.judge(pack, tests, session)
     except (HarnessError, StalePatchError) as error:
         verdict = UNJUDGED.get(type(error), SuiteVerdict.ERROR)
-        terminal.echo(f"{pack.name}: {error}\n{name}: {verdict}")
-        return verdict
+        return verdict, f"{pack.name}: {error}\n{name}: {verdict}"
     lines = [receipt.reason] if receipt.reason else []
     lines += [f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}" for test in receipt.tests]
-    for line in lines:
-        terminal.echo(f"{pack.name}: {line}")
     lanes = (receipt.before, receipt.after)
     before, after = (", ".join(f"{count} {result}" for result, count in lane.items()) for lane in lanes)
-    terminal.echo(f"{name}: {before} -> {after}: {receipt.verdict}")
     if record:
         with files.guard(pack.receipts, "the pack", "--packs DIR"):
             files.write_atomic(pack.receipts / receipts.SUITE, receipts.to_json(asdict(receipt)))
-    return receipt.verdict
+    last = f"{name}: {before} -> {after}: {receipt.verdict}"
+    return receipt.verdict, "\n".join([*(f"{pack.name}: {line}" for line in lines), last])

@@ -49,14 +49,15 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
             scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
             rows = tuple(replace(entry, reason=scrub.shown(entry.reason)) for entry in entries)
             history = _history(judge, rows, "interrupted" if interrupted else timeline.line(rows))
-            terminal.echo(receipt.to_json(asdict(history)) if as_json else _as_text(history), nl=False)
-            if interrupted:
-                raise KeyboardInterrupt
-            if save:
-                file = f"history.{target}.json"
+            file = f"history.{target}.json"
+            if save and not interrupted:
                 document = scrub.document(asdict(history), file)
                 files.write_atomic(pack.folder / "data" / file, receipt.to_json(document))
-                terminal.echo(f"kept in {pack.name}/data/{file}", err=True)
+    terminal.echo(receipt.to_json(asdict(history)) if as_json else _as_text(history), nl=False)
+    if interrupted:
+        raise KeyboardInterrupt
+    if save:
+        terminal.echo(f"kept in {pack.name}/data/{file}", err=True)
     if not any(row.is_judged for row in rows):
         return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}

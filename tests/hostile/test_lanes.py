@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import subprocess
 from pathlib import Path
@@ -152,15 +150,7 @@ def test_the_patched_lane_has_to_judge_what_the_unpatched_one_judged(workbench: 
 @pytest.mark.hostile("text that comes to life")
 def test_escapes_of_an_exception_reach_no_terminal(workbench: Workbench) -> None:
     _planted(workbench, f"raise RuntimeError({ESCAPES!r})")
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(workbench.command("run"), stdin=theirs, stdout=theirs, stderr=theirs):
-        os.close(theirs)
-        shown = b""
-        try:
-            while piece := os.read(ours, 1 << 16):
-                shown += piece
-        except OSError:  # the terminal's other end is closed
-            os.close(ours)
+    shown = workbench.run_on_terminal("run")
     assert b"RuntimeError" in shown, shown
     assert b"\x1b[2J" not in shown, shown
     assert b"\x1b]0" not in shown, shown

@@ -57,6 +57,12 @@ def test_survivors_and_what_only_the_comparison_refuses(workbench: Workbench) ->
     assert "strength: killed 1 of 3 (own 1 of 3, generated 0 of 0); 2 survived script and contract (1 refused" in shown
 
 
+def test_no_live_line_erases_the_table_on_a_terminal(workbench: Workbench) -> None:
+    workbench.lay("43_lets_wrong_fixes_pass")
+    shown = workbench.run_on_terminal("mutate", "--target", "cpu", "--generated", "0")
+    assert b"\x1b" not in shown.rpartition(b"survived: loses_an_empty_total: ")[2]
+
+
 def test_a_survivor_that_is_listed_afterwards_costs_no_lane(workbench: Workbench) -> None:
     pack = workbench.lay("43_lets_wrong_fixes_pass")
     status, found, _ = _mutate(workbench, "--generated", "0")

@@ -281,6 +281,11 @@ def test_each_case_ends_as_it_must(found: dict[str, dict[str, Any]], name: str) 
     assert case.reason in document["reason"], document["reason"]
 
 
+def test_no_live_line_erases_the_verdict_on_a_terminal(bench: Workbench) -> None:
+    shown = bench.run_on_terminal("upstream-tests", "1", "--mirrors", str(bench.folder / "mirrors"))
+    assert b"\x1b" not in shown.rpartition(b": UNBROKEN")[2]
+
+
 def _rows(document: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
     return {row["test"].rpartition("::")[2]: (row["before"], row["after"], row["change"]) for row in document["tests"]}
 

@@ -104,6 +104,13 @@ def test_releases_are_judged_and_what_cannot_be_is_neither(workbench: Workbench)
     assert again.stdout.splitlines()[-1] == "bug from 1.0 or earlier, not fixed in 1.1"
 
 
+def test_no_live_line_erases_the_table_on_a_terminal(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    with served(histories.shelf(workbench.folder / "index", {"1.0": "wrong"})) as url:
+        shown = workbench.run_on_terminal("versions", "1", "--online", **settings(url))
+    assert b"\x1b" not in shown.rpartition(b"bug from 1.0")[2]
+
+
 def test_a_release_without_what_the_contract_imports_is_unsupported(workbench: Workbench) -> None:
     contract = workbench.lay("01_confirmed") / "contract.py"
     contract.write_text(contract.read_text() + "\n\nfrom toykernel.scale import only_in_newer_releases\n")
