@@ -14,8 +14,8 @@ NO_SENTINEL = "the last line of the script is no sentinel"
 LONGEST_LINE = 4096
 #: Bytes of the whole output that are kept, and the mark for omitted lines.
 MOST_PRINTED, CUT = 4096, "[... more was printed ...]"
-#: The line of a traceback that names the exception.
-EXCEPTION = re.compile(r"(?m)^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
+#: The line of a traceback that names the exception; torch.distributed puts the rank before each line of one.
+EXCEPTION = re.compile(r"(?m)^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
 
 
 def last_line(output: str) -> str:

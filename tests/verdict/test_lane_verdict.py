@@ -37,6 +37,14 @@ def test_a_broken_script_or_contract_is_an_error_and_never_the_bug(
     assert reason in row["reason"]
 
 
+def test_an_exception_is_named_after_the_rank_that_torch_puts_before_it(workbench: Workbench) -> None:
+    script = workbench.lay("26_raises") / "reproduce.py"
+    hook = "import sys\nsys.excepthook = lambda *_: print('[rank0]: TypeError: two', file=sys.stderr)\n"
+    script.write_text(hook + script.read_text())
+    _, (row,) = workbench.rows()
+    assert f"{NO_SENTINEL} (TypeError: two)" in row["reason"]
+
+
 def test_a_script_that_misses_the_bug_is_no_fix(workbench: Workbench) -> None:
     workbench.lay("27_script_misses_the_bug")
     status, (row,) = workbench.rows()
