@@ -49,14 +49,16 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
     options.print_errors(errors)
     supervisor.adopt_orphans()
     judged: list[tuple[SuiteVerdict, str]] = []
-    with running.session(shared) as session:
-        environment.store_bytecode(session.progress.tell)
-        for pack, tests in suites:
-            asked = replace(tests, gpu=gpu or tests.gpu, timeout_s=shared.timeout or tests.timeout_s)
-            judged.append(_judge(pack, asked, session, record=record))
+    try:
+        with running.session(shared) as session:
+            environment.store_bytecode(session.progress.tell)
+            for pack, tests in suites:
+                asked = replace(tests, gpu=gpu or tests.gpu, timeout_s=shared.timeout or tests.timeout_s)
+                judged.append(_judge(pack, asked, session, record=record))
+    finally:  # after Ctrl-C, too: what was judged is shown
+        for _, text in judged:
+            terminal.echo(text)
     verdicts = {verdict for verdict, _ in judged}
-    for _, text in judged:
-        terminal.echo(text)
     if judged:
         terminal.echo(f"logs: {session.folder}", err=True)
     if errors:
